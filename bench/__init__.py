@@ -1,0 +1,1 @@
+"""Measuring tools. May import supervisor, never the reverse."""

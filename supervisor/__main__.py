@@ -1,0 +1,5 @@
+"""``python -m supervisor`` is ``llmctl``."""
+
+from supervisor.cli import main
+
+main()

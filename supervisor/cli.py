@@ -1,0 +1,68 @@
+"""The ``llmctl`` command: finds the command's module, and turns an :class:`~supervisor.errors.Error` into one sentence and an exit code.
+
+Each module of ``supervisor.commands`` holds one click command named ``command``. It is imported only when asked for, so that
+``llmctl version`` doesn't pay for a web server.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+import click
+
+from supervisor import render
+from supervisor.errors import Error, Exit
+
+COMMANDS: Final = ("up", "down", "status", "logs", "usage", "presets", "build", "engine", "version")
+
+
+class _Commands(click.Group):
+    """A group whose members are modules, imported on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"supervisor.commands.{cmd_name}")
+        found = module.command
+        assert isinstance(found, click.Command)
+        return found
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def llmctl(debug: bool) -> None:
+    """One home box, one llama.cpp server per preset, one OpenAI endpoint in front.
+
+    \b
+    llmctl up tiny        serve the built-in model at http://127.0.0.1:8080/v1
+    llmctl status         what runs
+    llmctl down           stop it
+    """
+
+
+def main() -> None:
+    """Run the command line; the process ends with an exit code of :class:`~supervisor.errors.Exit`."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        llmctl(standalone_mode=False)
+    except Error as error:
+        if debug:
+            raise
+        render.error(error)
+        sys.exit(error.exit)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(Exit.USAGE)
+    except click.Abort:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output went away (`llmctl logs | head`): not an error of ours.
+        sys.stderr.close()
+        sys.exit(0)

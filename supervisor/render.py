@@ -1,0 +1,91 @@
+"""Everything a person reads on the terminal. Only this module and ``commands`` print."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from supervisor.errors import Error
+from supervisor.units import Progress, duration
+
+PLAIN_EVERY_S = 15.0
+"""How often progress writes a line where there is no terminal (CI logs, systemd's journal)."""
+
+
+def error(problem: Error) -> None:
+    """One sentence, and what to try under it, on stderr."""
+    print(f"error: {problem.message}", file=sys.stderr)
+    if problem.hint:
+        print(f"try: {problem.hint}", file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """A line for a person, on stderr, so that stdout stays for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def out(text: str) -> None:
+    """A line of result, on stdout."""
+    print(text, flush=True)
+
+
+def as_json(value: object) -> None:
+    """A result for a script: one JSON document on stdout."""
+    print(json.dumps(value, indent=2), flush=True)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None) -> None:
+    """A table on stdout; columns of numbers are right-aligned."""
+    grid = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for index, name in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], int | float) or row[index] is None for row in rows)
+        grid.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*("–" if cell is None else str(cell) for cell in row))
+    Console().print(grid)
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A :data:`~supervisor.units.Progress` that draws a bar on a terminal and writes a line now and then elsewhere."""
+    if sys.stderr.isatty():
+        bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        with bar:
+            task = bar.add_task("", total=None)
+            yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
+        return
+    yield _plain_progress()
+
+
+def _plain_progress() -> Progress:
+    started = time.monotonic()
+    last_at, last_what = 0.0, ""
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal last_at, last_what, started
+        now = time.monotonic()
+        if what != last_what:
+            started, last_what = now, what
+        elif now - last_at < PLAIN_EVERY_S and done != total:
+            return
+        last_at = now
+        left = duration((now - started) / done * (total - done)) if done and total > done else ""
+        count = f" {done}/{total}" if total else ""
+        say(f"{what}{count}" + (f", about {left} left" if left else ""))
+
+    return report
