@@ -1,0 +1,57 @@
+"""``llmctl logs``: the engine's own words, and llmctl's where it runs detached."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from supervisor import paths, render
+from supervisor.errors import Error, Exit
+
+POLL_S = 0.2
+
+
+@click.command("logs")
+@click.argument("name", metavar="[PRESET]", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on as it grows; Ctrl-C ends.")
+@click.option("-n", "--lines", default=50, show_default=True, help="How many of the last lines.")
+@click.option("--json", "as_json", is_flag=True, help="The file's path and lines as JSON.")
+def command(name: str | None, follow: bool, lines: int, as_json: bool) -> None:
+    """Print the end of a log: PRESET's engine (default: the one that wrote last), or `llmctl` for the detached llmctl itself."""
+    folder = paths.home().logs
+    path = folder / f"{name}.log" if name else _newest(folder)
+    if path is None or not path.is_file():
+        known = ", ".join(sorted(found.stem for found in folder.glob("*.log"))) or "none"
+        raise Error(f"there is no log of {name or 'any preset'}; there are: {known}", exit=Exit.USAGE, hint="llmctl up tiny")
+    text = path.read_text(errors="replace")
+    last = text.splitlines()[-lines:] if lines > 0 else []
+    if as_json:
+        render.as_json({"file": str(path), "lines": last})
+        return
+    for line in last:
+        render.out(line)
+    if follow:
+        try:
+            _follow(path)
+        except KeyboardInterrupt:
+            return
+
+
+def _newest(folder: Path) -> Path | None:
+    return max(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _follow(path: Path) -> None:
+    """Print what is appended, through rotations: a new file under the name is read from its start."""
+    file = path.open(errors="replace")
+    file.seek(0, 2)
+    while True:
+        if line := file.readline():
+            render.out(line.rstrip("\n"))
+            continue
+        time.sleep(POLL_S)
+        if path.exists() and not path.samefile(f"/proc/self/fd/{file.fileno()}"):
+            file.close()
+            file = path.open(errors="replace")

@@ -1,0 +1,172 @@
+"""One client's connection: uvicorn's HTTP/1.1 protocol, plus what a proxy needs of it.
+
+What is added, and why it must be here: ASGI's ``send`` never says that the client has left, its ``receive`` hides it behind a
+pipelined request, and both cost a task switch per chunk. So a request's task is cancelled when its connection is lost; the body of a
+stream is written to the transport directly; the client's full buffer pauses whatever feeds it; heads are limited in size and time.
+
+uvicorn's internals are used on purpose, its version range is pinned, and ``tests/test_connection.py`` is the contract on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from email.utils import formatdate
+from time import time
+from typing import Any, Final, Protocol
+
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from supervisor.units import KIB
+
+KEY: Final = "llmctl.connection"
+"""Where a request's ASGI scope holds its :class:`Connection`."""
+HEAD_LIMIT: Final = 32 * KIB
+HEAD_S: Final = 10.0
+KEEP_ALIVE_S: Final = 75
+"""nginx's default: longer than what clients' pools keep, so that they close first and no request meets a closing connection."""
+
+
+class Source(Protocol):
+    """What feeds a client and can be told to wait."""
+
+    def pause(self) -> None:
+        """The client can't take more."""
+
+    def resume(self) -> None:
+        """It can again."""
+
+
+class Connection(HttpToolsProtocol):
+    """A client's connection. The proxy gets it from the scope under :data:`KEY`."""
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.source: Source | None = None
+        """What feeds the reply; paused while the client's buffer is full."""
+        self.gone = False
+        """The client has left."""
+        self._task: asyncio.Task[None] | None = None
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.client} {'gone' if self.gone else 'open'}>"
+
+    def write_chunk(self, data: bytes) -> None:
+        """Write a piece of a body that was started without a length. Not awaited: back-pressure goes through ``source``."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def feed_from(self, source: Source) -> None:
+        """Let ``source`` be paused while this client takes nothing, from now on."""
+        self.source = source
+        if self.flow.write_paused:
+            source.pause()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by the loop."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client left, or we closed: its request, if one is in work, is cancelled."""
+        self.gone = True
+        self._head_is_in()
+        super().connection_lost(exc)
+        if self._task is not None and not self._task.done():
+            self._task.cancel("the client has left")
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request."""
+        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._await_head()
+        super().data_received(data)
+
+    def pause_writing(self) -> None:
+        """The client's buffer is full."""
+        super().pause_writing()
+        if self.source is not None:
+            self.source.pause()
+
+    def resume_writing(self) -> None:
+        """It has room again."""
+        super().resume_writing()
+        if self.source is not None:
+            self.source.resume()
+
+    # httptools callbacks
+
+    def on_message_begin(self) -> None:
+        """A request begins. One that comes before the last was answered closes the connection: it would hide the client's leaving."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+        super().on_message_begin()
+        self._head_bytes = 0
+        self.scope[KEY] = self  # type: ignore[typeddict-unknown-key]
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request's target."""
+        super().on_url(url)
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header."""
+        super().on_header(name, value)
+        self._count_head(len(name) + len(value) + 4)
+
+    def on_headers_complete(self) -> None:
+        """The head is whole: the request's task starts, unless it is being refused."""
+        self._head_is_in()
+        if self.transport.is_closing():
+            return
+        self._renew_date()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """The reply is written."""
+        self.source = None
+        super().on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._task = task = self.loop.create_task(cycle.run_asgi(app), name="request")  # in server_state.tasks, drained by serve
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def _count_head(self, count: int) -> None:
+        self._head_bytes += count
+        if self._head_bytes > HEAD_LIMIT and not self.transport.is_closing():
+            self._refuse(431, f"a request's head may have {HEAD_LIMIT} bytes")
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_S, self._refuse, 408, f"a request's head must be here within {HEAD_S:.0f} s")
+
+    def _head_is_in(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        body = b'{"error":{"message":"%b","type":"invalid_request_error","code":%d,"source":"llmctl"}}' % (
+            message.encode(),
+            status,
+        )
+        length = str(len(body)).encode()
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
+        self.transport.write(b"".join((STATUS_LINE[status], head, length, b"\r\n\r\n", body)))
+        self.transport.close()
+
+    def _renew_date(self) -> None:
+        """The Date header, made once a second and only while requests come: an idle llmctl wakes for nothing."""
+        now = int(time())
+        if self.server_state.__dict__.get("dated") != now:
+            self.server_state.__dict__["dated"] = now
+            self.server_state.default_headers = [(b"date", formatdate(now, usegmt=True).encode())]

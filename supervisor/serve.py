@@ -1,0 +1,255 @@
+"""Serving, from a claimed port to the last child reaped: sockets, signals, the front door, and the order in which they end.
+
+The first SIGINT or SIGTERM drains: no new connection is taken, what is in work may end within :data:`DRAIN_S`. A second one, or the
+end of that time, cuts what is left. SIGHUP stops a foreground llmctl, so that a closed terminal leaves no hidden server; a detached
+one goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final, Self
+
+import psutil
+import uvloop
+from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from supervisor import app, gate, rundir
+from supervisor.arbiter import Arbiter, Launch
+from supervisor.connection import KEEP_ALIVE_S, Connection
+from supervisor.control import Control
+from supervisor.errors import Error, Exit
+from supervisor.ledger import Ledger
+from supervisor.paths import Home
+from supervisor.proxy import Proxy
+from supervisor.rundir import RunDir
+
+log = logging.getLogger("llmctl.serve")
+
+DEFAULT_PORT: Final = 8080
+DRAIN_S: Final = 30.0
+BACKLOG: Final = 1024
+
+
+Ready = Callable[[str], None]
+"""Told the address."""
+Work = Callable[[Ready], None]
+"""Something that serves until it ends and says when it is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What is to be served, and where."""
+
+    home: Home
+    launches: Callable[[RunDir], Sequence[Launch]]
+    """Called with the claimed run folder, in which the children run."""
+    presets: tuple[str, ...]
+    engine: str
+    host: str
+    port: int
+    foreground: bool
+
+
+def run(service: Service, *, ready: Ready) -> None:
+    """Serve until told to stop. ``ready`` gets the address when the first request can be answered.
+
+    Raises :class:`Error`: exit code 2 for a host that isn't loopback, 7 for a busy port or home, 8 when a child can't be started.
+    """
+    with ExitStack() as stack:
+        stops = stack.enter_context(Stops(foreground=service.foreground))
+        sockets = stack.enter_context(bind(service.host, service.port))
+        owned = stack.enter_context(rundir.claim(service.home.run, service.presets, secrets.token_urlsafe(24)))
+        ledger = Ledger(service.home.ledger)
+        stack.callback(ledger.shut)
+        try:
+            uvloop.run(_serve(service, sockets, owned, ledger, stops, ready))
+        except BaseExceptionGroup as group:
+            ours = group.subgroup(Error)
+            if ours is None:
+                raise
+            raise _first(ours) from group
+
+
+def _first(group: BaseExceptionGroup[Error]) -> Error:
+    inner = group.exceptions[0]
+    return inner if isinstance(inner, Error) else _first(inner)
+
+
+class Stops:
+    """Stop signals, from before anything is claimed until everything is given back.
+
+    Python's own handlers and not the loop's, which end with the loop and would leave a moment in which SIGTERM kills. Before the loop
+    runs, a signal unwinds by SystemExit; while it runs, signals queue up and the loop acts; after it, we are stopping anyway.
+    """
+
+    def __init__(self, *, foreground: bool) -> None:
+        self._foreground = foreground
+        self._before: dict[signal.Signals, Any] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._queue: asyncio.Queue[signal.Signals] = asyncio.Queue()
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._got)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _got(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP and not self._foreground:
+            return  # there is nothing to reload yet
+        if self._loop is None:
+            sys.exit(128 + number)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, signal.Signals(number))
+
+    async def next(self) -> signal.Signals:
+        """The next stop signal; from the first call on they queue up."""
+        self._loop = asyncio.get_running_loop()
+        return await self._queue.get()
+
+
+def check_host(host: str) -> None:
+    """Raise :class:`Error` (exit code 2) for a host that isn't loopback: there are no keys yet that could guard it."""
+    if host not in gate.LOOPBACK:
+        raise Error(
+            f"llmctl has no keys yet, so it listens on this machine only, not on {host}",
+            exit=Exit.USAGE,
+            hint="leave out --host, and reach it through an SSH tunnel",
+        )
+
+
+@contextmanager
+def bind(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """Listening sockets on loopback; ``localhost`` is both 127.0.0.1 and ::1 where the machine has that.
+
+    Raises :class:`Error`: exit code 2 for another host, 7 naming the process that has the port.
+    """
+    check_host(host)
+    hosts = ("127.0.0.1", "::1") if host == "localhost" else (host,)
+    with ExitStack() as stack:
+        found: list[socket.socket] = []
+        for each in hosts:
+            family = socket.AF_INET6 if ":" in each else socket.AF_INET
+            try:
+                door = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                door.bind((each, port if not found else found[0].getsockname()[1]))
+                door.listen(BACKLOG)
+            except OSError as exc:
+                if exc.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL) and found:
+                    continue  # a machine without IPv6
+                raise _cannot_bind(each, port, exc) from exc
+            found.append(door)
+        yield found
+
+
+def _cannot_bind(host: str, port: int, exc: OSError) -> Error:
+    if exc.errno == errno.EADDRINUSE:
+        return Error(f"port {port} is taken{_holder(port)}", exit=Exit.BUSY, hint=f"--port {_free_port(port)}")
+    return Error(f"can't listen on {host}:{port}: {exc.strerror}", exit=Exit.BUSY, hint=f"--port {DEFAULT_PORT}")
+
+
+def _holder(port: int) -> str:
+    """``" by nginx (pid 12)"``; empty where the system doesn't let us see it."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and getattr(connection.laddr, "port", 0) == port and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        pass
+    return ""
+
+
+def _free_port(beside: int) -> int:
+    for port in range(beside + 1, min(beside + 100, 65535)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    return 0
+
+
+async def _serve(
+    service: Service,
+    sockets: Sequence[socket.socket],
+    owned: RunDir,
+    ledger: Ledger,
+    stops: Stops,
+    ready: Ready,
+) -> None:
+    host, port = sockets[0].getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    owned.describe(address=address)
+    arbiter = Arbiter(service.launches(owned), children_changed=owned.note_children)
+    control = Control(arbiter, engine=service.engine, address=address, token=owned.instance.token)
+    door = Door(app.make(Proxy(arbiter, ledger), control), sockets)
+    async with arbiter.run(), asyncio.TaskGroup() as group:
+        await door.open()
+        announcing = group.create_task(_announce(arbiter, address, ready), name="announce")
+        await stops.next()
+        announcing.cancel()
+        log.info("draining, at most %.0f s", DRAIN_S)
+        force = group.create_task(stops.next(), name="force")
+        await door.drain(DRAIN_S, force)
+        force.cancel()
+
+
+async def _announce(arbiter: Arbiter, address: str, ready: Ready) -> None:
+    for ward in arbiter.wards.values():
+        await arbiter.ensure_ready(ward)
+    ready(address)
+
+
+class Door:
+    """The listening side: uvicorn's protocol on our sockets, without its server, so that signals and draining are ours."""
+
+    def __init__(self, application: ASGIApp, sockets: Sequence[socket.socket]) -> None:
+        self._config = Config(
+            application, lifespan="off", access_log=False, log_config=None, timeout_keep_alive=KEEP_ALIVE_S, proxy_headers=False
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._sockets = sockets
+        self._servers: list[asyncio.Server] = []
+
+    def __repr__(self) -> str:
+        return f"<Door {len(self._state.connections)} connections, {len(self._state.tasks)} requests>"
+
+    async def open(self) -> None:
+        """Take connections."""
+        loop = asyncio.get_running_loop()
+        for door in self._sockets:
+            self._servers.append(await loop.create_server(lambda: Connection(self._config, self._state, {}, loop), sock=door))
+
+    async def drain(self, limit_s: float, force: asyncio.Task[Any]) -> None:
+        """Take no more, let what is in work end, and cut what is left at the limit or when ``force`` is done."""
+        for server in self._servers:
+            server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        tasks = list(self._state.tasks)
+        if tasks:
+            done = asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait((done, force), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)

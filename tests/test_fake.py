@@ -1,0 +1,352 @@
+"""The fake llama-server is what it claims to be; everything tested over it stands on this."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import fakes
+from tests.fakes import gguf
+
+CHAT = {"messages": [{"role": "user", "content": "Say something nice"}], "stream": True}
+
+
+class Client(http.client.HTTPConnection):
+    """HTTP over the engine's Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("engine", timeout=10)
+        self.path = str(path)
+        self.replies: list[http.client.HTTPResponse] = []
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(10)
+        self.sock.connect(self.path)
+
+    def ask(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> http.client.HTTPResponse:
+        self.request("POST", path, json.dumps(body))
+        return self.getresponse()
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        self.replies.append(super().getresponse())
+        return self.replies[-1]
+
+    def leave(self) -> None:
+        """Close the socket, which a reply without a length has taken over."""
+        self.close()
+        for reply in self.replies:
+            reply.close()
+
+
+class Running:
+    """A started fake, its files and its clients."""
+
+    def __init__(self, folder: Path, *flags: str, **knobs: Any) -> None:
+        self.folder, self.sock = folder, folder / "x.sock"
+        self.clients: list[Client] = []
+        wrapper = fakes.install(folder, **knobs)
+        argv = [str(wrapper), "-m", "model.gguf", "--host", str(self.sock), "-np", "2", "-c", "4096", "--alias", "tiny", *flags]
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(argv, stderr=log)
+
+    def client(self) -> Client:
+        self.clients.append(Client(self.sock))
+        return self.clients[-1]
+
+    def wait(self, kind: str, **match: Any) -> dict[str, Any]:
+        return fakes.wait_event(self.folder, kind, **match)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        client = self.client()
+        client.request("GET", path)
+        reply = client.getresponse()
+        return reply.status, json.loads(reply.read())
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    running: list[Running] = []
+
+    def begin(*flags: str, until: str = "loaded", **knobs: Any) -> Running:
+        running.append(Running(tmp_path / "engine", *flags, **knobs))
+        if until:
+            running[-1].wait(until)
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.process.kill()
+        one.process.wait()
+        for client in one.clients:
+            client.leave()
+
+
+def events(text: bytes) -> list[Any]:
+    lines = [line[6:] for line in text.decode().split("\n\n") if line.startswith("data: ")]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def said(chunks: list[Any], index: int = 0) -> str:
+    choices = [choice for chunk in chunks if chunk != "[DONE]" for choice in chunk["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices if choice["index"] == index)
+
+
+def test_loads_before_it_answers(start: Start) -> None:
+    engine = start(until="bound", load_s=0.15)
+    assert engine.get("/health") == (503, {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}})
+    engine.wait("loaded")
+    assert engine.get("/health") == (200, {"status": "ok"})
+    assert engine.get("/v1/models")[1]["data"][0]["id"] == "tiny"
+    assert engine.get("/nowhere")[0] == 404
+    assert f"listening on unix://{engine.sock}" in engine.log.read_text()
+    assert engine.wait("start")["argv"][:2] == ["-m", "model.gguf"]
+
+
+def test_streams_a_chat_in_the_engines_shapes(start: Start) -> None:
+    engine = start(text="one two three", tokens=3)
+    chunks = events(engine.client().ask({**CHAT, "stream_options": {"include_usage": True}}).read())
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert said(chunks) == "one two three"
+    assert chunks[-3]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-2]["usage"]["completion_tokens"] == chunks[-2]["timings"]["predicted_n"] == 3
+    assert chunks[-1] == "[DONE]"
+
+
+def test_counts_choices_and_limits(start: Start) -> None:
+    engine = start(text="one two three", tokens=3)
+    chunks = events(engine.client().ask({**CHAT, "n": 2, "max_tokens": 2}).read())
+    assert (said(chunks, 0), said(chunks, 1)) == ("one two", "one two")
+    assert [c["choices"][0]["finish_reason"] for c in chunks if c != "[DONE]"][-2:] == ["length", "length"]
+    refused = engine.client().ask({**CHAT, "n": 3})
+    assert (refused.status, json.load(refused)["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_other_routes(start: Start) -> None:
+    engine = start(tokens=2)
+    whole = json.load(engine.client().ask({**CHAT, "stream": False}))
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": "t0 t1"}
+    text = events(engine.client().ask({"prompt": "a b", "stream": True}, "/v1/completions").read())
+    assert [c["choices"][0]["text"] for c in text[:-1]] == ["t0", " t1", ""]
+    assert text[-2]["usage"]["prompt_tokens"] == 2
+    native = events(engine.client().ask({"prompt": "a b", "stream": True}, "/completion").read())
+    assert [event["content"] for event in native] == ["t0", " t1", ""]
+    assert native[-1]["stop"] is True
+
+
+def test_body_overrides_knobs_for_one_request(start: Start) -> None:
+    engine = start(tokens=2)
+    assert said(events(engine.client().ask({**CHAT, "fake": {"text": "hey", "tokens": 1}}).read())) == "hey"
+    assert said(events(engine.client().ask(CHAT).read())) == "t0 t1"
+
+
+def test_scripted_deltas_and_padding(start: Start) -> None:
+    engine = start(deltas=[{"reasoning_content": "hm"}, {"content": "yes"}])
+    assert [c["choices"][0]["delta"] for c in events(engine.client().ask(CHAT).read())[1:3]] == [
+        {"reasoning_content": "hm"},
+        {"content": "yes"},
+    ]
+    padded = engine.client().ask(
+        {"prompt": "x", "stream": True, "fake": {"deltas": [], "chunk_bytes": 500, "tokens": 2}}, "/v1/completions"
+    )
+    assert len(padded.read().split(b"\n\n")[0]) + 2 == 500
+
+
+def test_defers_what_has_no_slot(start: Start) -> None:
+    engine = start("-np", "1", tokens=1000, pace_s=0.02)
+    first, second = engine.client(), engine.client()
+    first.ask(CHAT)
+    second.request("POST", "/v1/chat/completions", json.dumps({**CHAT, "max_tokens": 1}))
+    engine.wait("request", id=1)
+    assert engine.get("/slots")[1][0]["id_task"] == 0
+    assert second.sock is not None
+    second.sock.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        second.sock.recv(1)
+    first.leave()
+    second.sock.settimeout(10)
+    assert said(events(second.getresponse().read())) == "t0"
+
+
+def test_notices_that_the_client_left(start: Start) -> None:
+    engine = start(tokens=1000, pace_s=0.01)
+    client = engine.client()
+    reply = client.ask(CHAT)
+    reply.readline()
+    left = time.monotonic()
+    client.leave()
+    assert engine.wait("client_closed", id=0)["t"] - left < 0.1
+    assert "slot      release: id  0 | task 0 | stop processing" in engine.log.read_text()
+    assert engine.get("/slots")[1][0]["is_processing"] is False
+
+
+def test_waits_for_a_reader(start: Start) -> None:
+    engine = start(push_bytes=20_000_000)
+    client = engine.client()
+    reply = client.ask(CHAT)
+    engine.wait("first_byte")
+    time.sleep(0.1)  # nothing to wait for: it must not finish
+    assert not fakes.events(engine.folder, "finished")
+    assert len(reply.read()) >= 20_000_000
+    engine.wait("finished", how="done")
+
+
+@pytest.mark.parametrize(
+    ("knob", "code"), [({"die_exit": -6}, -6), ({"die_exit": -9}, -9), ({"die_exit": 3, "die_log": "gone"}, 3)]
+)
+def test_dies_after_so_many_tokens(start: Start, knob: dict[str, Any], code: int) -> None:
+    engine = start(die_after_tokens=2, **knob)
+    with pytest.raises(http.client.IncompleteRead) as cut:
+        engine.client().ask(CHAT).read()
+    assert said(events(cut.value.partial)) == "t0 t1"
+    assert engine.process.wait(10) == code
+    assert knob.get("die_log", "CUDA error") in engine.log.read_text()
+
+
+def test_fails_within_a_stream_but_not_in_the_warm_up(start: Start) -> None:
+    engine = start(error_after_tokens=1, healthy_requests=1)
+    assert events(engine.client().ask({**CHAT, "max_tokens": 1}).read())[-1] == "[DONE]"
+    assert events(engine.client().ask(CHAT).read())[-1] == {
+        "error": {"code": 500, "message": "Compute error.", "type": "server_error"}
+    }
+    with pytest.raises(http.client.IncompleteRead):
+        engine.client().ask({**CHAT, "fake": {"error_after_tokens": None, "cut_after_tokens": 1}}).read()
+    refused = engine.client().ask({**CHAT, "fake": {"error_status": 503}})
+    assert refused.status == 503
+    with pytest.raises(http.client.BadStatusLine):
+        engine.client().ask({**CHAT, "fake": {"malformed": True}})
+
+
+@pytest.mark.parametrize("knob", [{"stall_after_tokens": 1}, {"headers_only": True}])
+def test_stalls(start: Start, knob: dict[str, Any]) -> None:
+    engine = start(**knob)
+    client = engine.client()
+    reply = client.ask(CHAT)
+    if "stall_after_tokens" in knob:
+        assert reply.readline().startswith(b"data: ")
+    assert reply.status == 200
+    assert engine.get("/slots")[1][0]["is_processing"] is True
+    assert not fakes.events(engine.folder, "finished")
+
+
+def test_stops_like_the_engine(start: Start) -> None:
+    engine = start(tokens=1000, pace_s=0.01)
+    client = engine.client()
+    client.ask(CHAT)
+    engine.process.terminate()
+    engine.wait("signal")
+    assert engine.process.poll() is None  # a client is connected
+    client.leave()
+    assert engine.process.wait(10) == 0
+    assert engine.sock.exists()
+
+
+def test_second_stop_signal_ends_it(start: Start) -> None:
+    engine = start(tokens=1000, pace_s=0.01)
+    engine.client().ask(CHAT)
+    engine.process.terminate()
+    engine.wait("signal")
+    engine.process.terminate()
+    assert engine.process.wait(10) == 1
+    assert "Received second interrupt" in engine.log.read_text()
+
+
+def test_stop_signal_while_loading_and_idle(start: Start) -> None:
+    loading = start(until="bound", never_healthy=True)
+    loading.process.terminate()
+    assert loading.process.wait(10) == -signal.SIGTERM
+    loading.sock.unlink()
+    idle = start(until="")
+    fakes.wait_event(idle.folder, "loaded", pid=idle.process.pid)
+    idle.process.terminate()
+    assert idle.process.wait(10) == 0
+
+
+def test_ignores_the_stop_signal(start: Start) -> None:
+    engine = start(ignore_sigterm=True)
+    engine.process.terminate()
+    engine.process.terminate()
+    assert engine.get("/health")[0] == 200
+    assert engine.process.poll() is None
+
+
+def test_holds_its_socket_while_leaving(start: Start) -> None:
+    engine = start(slow_exit_s=0.15)
+    engine.process.terminate()
+    engine.wait("signal")
+    assert engine.get("/health")[0] == 200
+    assert engine.process.wait(10) == 0
+
+
+def test_stale_socket(start: Start) -> None:
+    engine = start()
+    engine.process.kill()
+    engine.process.wait()
+    second = start(until="")
+    assert second.process.wait(10) == 1
+    assert f"couldn't bind HTTP server socket, hostname: {second.sock}" in second.log.read_text()
+    assert "exiting due to HTTP server error" in second.log.read_text()
+
+
+def test_fails_to_load(start: Start) -> None:
+    engine = start(until="exit", oom_above_ctx=2048, fail_starts=1)
+    assert engine.process.wait(10) == 1
+    assert "cudaMalloc failed: out of memory" in engine.log.read_text()
+    assert "exiting due to model loading error" in engine.log.read_text()
+    engine.sock.unlink()
+    again = start(until="", oom_above_ctx=2048, fail_starts=1)
+    fakes.wait_event(again.folder, "loaded", pid=again.process.pid)
+    assert again.get("/health")[0] == 200
+
+
+def test_aborts_at_start(start: Start) -> None:
+    engine = start(until="exit", start_exit=-6, start_log=fakes.CUDA_ABORT)
+    assert engine.process.wait(10) == -signal.SIGABRT
+
+
+def test_outlives_its_parent(start: Start) -> None:
+    engine = start(outlive_parent=True)
+    serving = engine.wait("start")["pid"]
+    assert serving != engine.process.pid
+    engine.process.kill()
+    engine.process.wait()
+    try:
+        assert engine.get("/health")[0] == 200
+    finally:
+        os.kill(serving, signal.SIGKILL)
+
+
+def test_flags(tmp_path: Path) -> None:
+    wrapper = fakes.install(tmp_path, strict=True, hide_flags=["--spec-type"])
+
+    def run(*argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(wrapper), *argv], capture_output=True, text=True, timeout=10)
+
+    assert run("--version").stderr.startswith("version: 0.5.0 (build 11312, commit 0c1e57098)\n")
+    assert "--ctx-size" in run("--help").stdout
+    assert "--spec-type" not in run("--help").stdout.split()
+    bogus = run("--bogus")
+    assert (bogus.returncode, bogus.stderr) == (1, "error: invalid argument: --bogus\n")
+    assert run("--spec-type", "draft-mtp").returncode == 1
+    with pytest.raises(TypeError, match="no such knob: toekns"):
+        fakes.install(tmp_path, toekns=3)
+
+
+def test_minimal_gguf(tmp_path: Path) -> None:
+    data = gguf.minimal(tmp_path / "m.gguf", llama__block_count=30).read_bytes()
+    assert data[:8] == b"GGUF\x03\0\0\0"
+    assert int.from_bytes(data[16:24], "little") == len(gguf.KEYS)
