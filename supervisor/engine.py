@@ -11,6 +11,7 @@ and which one is ours, is data: ``build/pin.yaml``.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -277,6 +278,17 @@ def _capabilities(server: Path, identity: tuple[int, ...]) -> frozenset[str]:
     if not flags:
         raise Error(f"{server} --help lists no flag", exit=Exit.ENGINE, hint="llmctl build")
     return flags
+
+
+def sha256(path: Path) -> str:
+    """A file's checksum, as the manifest keeps it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def damaged(engine: Engine) -> list[str]:
+    """The files of an engine whose content isn't what was built."""
+    return [n for n, digest in engine.sha256.items() if not (engine.folder / n).is_file() or sha256(engine.folder / n) != digest]
 
 
 def clean_env(env: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -46,8 +46,6 @@ BACKLOG: Final = 1024
 
 Ready = Callable[[str], None]
 """Told the address."""
-Work = Callable[[Ready], None]
-"""Something that serves until it ends and says when it is ready."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -9,15 +10,79 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 
 from supervisor import argv, engine, gguf, hardware, paths, preset, render, rundir, serve, store
 from supervisor.arbiter import Launch
+from supervisor.engine import Engine
 from supervisor.errors import Error, Exit
+from supervisor.paths import Home
 from supervisor.preset import Preset
 from supervisor.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the command line asks for, and what it comes to."""
+
+    name: str
+    port: int
+    host: str
+    model: Path | None
+    overrides: tuple[str, ...]
+    home: Home = field(default_factory=paths.home)
+
+    @functools.cached_property
+    def preset(self) -> Preset:
+        """The preset, with ``--set`` applied."""
+        return preset.load(self.name, self.home, self.overrides)
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """The engine that will run it."""
+        return engine.locate(self.home)
+
+    @property
+    def file(self) -> Path:
+        """The model file, which may not be here yet."""
+        return self.model.absolute() if self.model else store.path(self.home, self.preset.model)
+
+    @functools.cached_property
+    def argv(self) -> tuple[str, ...]:
+        """The llama-server command line."""
+        flags = engine.capabilities(self.engine)
+        return argv.render(self.preset, self.engine.server, self.file, threads=hardware.physical_cores(), flags=flags)
+
+    def words(self) -> list[str]:
+        """The same order as arguments of ``llmctl up``."""
+        given = [self.name, "--port", str(self.port), "--host", self.host]
+        given += [word for override in self.overrides for word in ("--set", override)]
+        return given + (["--model", str(self.model.absolute())] if self.model else [])
+
+    def fetch(self) -> None:
+        """Have the model here and see that it is one. What would refuse the start anyway is looked at before the download."""
+        if running := rundir.read(self.home.run):
+            raise rundir.busy(self.home.run, running)
+        with serve.bind(self.host, self.port):
+            pass
+        if self.model is None:
+            with render.progress() as progress:
+                store.pull(self.home, self.preset.model, progress)
+        gguf.read(self.file)
+
+    def serve(self, *, foreground: bool, ready: serve.Ready) -> None:
+        """Serve until told to stop."""
+
+        def launches(owned: RunDir) -> Sequence[Launch]:
+            folder = owned.child_folder(self.name)
+            environment = argv.environment(os.environ, folder)
+            return [Launch(self.preset, self.argv, environment, folder, self.home.logs / f"{self.name}.log")]
+
+        title = self.engine.title
+        serve.run(serve.Service(self.home, launches, (self.name,), title, self.host, self.port, foreground), ready=ready)
 
 
 @click.command("up")
@@ -35,7 +100,7 @@ def command(
     port: int,
     host: str,
     model: Path | None,
-    overrides: Sequence[str],
+    overrides: tuple[str, ...],
     detach: bool,
     dry_run: bool,
     as_json: bool,
@@ -47,95 +112,50 @@ def command(
     llmctl up tiny
     llmctl up tiny --port 9000 --set slots=2
     """
+    order = Order(name, port, host, model, overrides)
     if ready_fd is not None:
-        _report(ready_fd, lambda ready: _serve(name, port, host, model, overrides, foreground=False, ready=ready))
+        _log_to_stderr()
+        _report(ready_fd, order)
         return
-    home = paths.home()
-    chosen = preset.load(name, home, overrides)
     serve.check_host(host)
-    built = engine.locate(home)
-    file = model.absolute() if model else store.path(home, chosen.model)
-    words = _command(chosen, built, file)
     if dry_run:
-        _show(words, as_json=as_json)
+        render.as_json({"argv": list(order.argv)}) if as_json else render.out(shlex.join(order.argv))
         return
-    if running := rundir.read(home.run):
-        raise rundir.busy(home.run, running)
-    if model is None:
-        with render.progress() as progress:
-            store.pull(home, chosen.model, progress)
-    gguf.read(file)
+    _ = order.argv  # a preset or an engine that can't do is known before anything is fetched
+    order.fetch()
     if detach:
-        address = _detach(home, [name, "--port", str(port), "--host", host, *_flags(model, overrides)])
-        render.as_json({"address": address, "model": name}) if as_json else _welcome(name, address, detached=True)
+        address = _detach(order)
+        render.as_json({"address": address, "model": name}) if as_json else _welcome(name, address, "llmctl down stops it.")
         return
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    _quiet()
-    _serve(name, port, host, model, overrides, foreground=True, ready=lambda address: _welcome(name, address, detached=False))
+    _log_to_stderr()
+    order.serve(foreground=True, ready=lambda address: _welcome(name, address, "Ctrl-C stops it."))
 
 
-def _command(chosen: Preset, built: engine.Engine, file: Path) -> tuple[str, ...]:
-    return argv.render(chosen, built.server, file, threads=hardware.physical_cores(), flags=engine.capabilities(built))
-
-
-def _serve(
-    name: str,
-    port: int,
-    host: str,
-    model: Path | None,
-    overrides: Sequence[str],
-    *,
-    foreground: bool,
-    ready: serve.Ready,
-) -> None:
-    home = paths.home()
-    chosen = preset.load(name, home, overrides)
-    built = engine.locate(home)
-    file = model.absolute() if model else store.path(home, chosen.model)
-    words = _command(chosen, built, file)
-
-    def launches(owned: RunDir) -> Sequence[Launch]:
-        folder = owned.child_folder(name)
-        return [Launch(chosen, words, argv.environment(os.environ, folder), folder, home.logs / f"{name}.log")]
-
-    serve.run(serve.Service(home, launches, (name,), built.title, host, port, foreground), ready=ready)
-
-
-def _show(words: Sequence[str], *, as_json: bool) -> None:
-    if as_json:
-        render.as_json({"argv": list(words)})
-    else:
-        render.out(shlex.join(words))
-
-
-def _welcome(name: str, address: str, *, detached: bool) -> None:
-    render.say(f"{name} is ready at {address}/v1")
+def _welcome(name: str, address: str, ending: str) -> None:
     render.say(
-        f"""
+        f"""{name} is ready at {address}/v1
+
   curl {address}/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}], "stream": true}}'
-"""
+
+{ending}"""
     )
-    render.say("llmctl down stops it." if detached else "Ctrl-C stops it.")
 
 
-def _flags(model: Path | None, overrides: Sequence[str]) -> list[str]:
-    given = [word for override in overrides for word in ("--set", override)]
-    return given + (["--model", str(model.absolute())] if model else [])
-
-
-def _quiet() -> None:
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     for name in ("httpx2", "httpcore2", "uvicorn.error", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _detach(home: paths.Home, arguments: Sequence[str]) -> str:
+def _detach(order: Order) -> str:
     """Start the serving half in a session of its own and wait for its word; returns the address. Its error becomes ours."""
-    home.logs.mkdir(parents=True, exist_ok=True)
+    logs = order.home.logs
+    logs.mkdir(parents=True, exist_ok=True)
     read_fd, write_fd = os.pipe()
-    with (home.logs / "llmctl.log").open("ab") as log, os.fdopen(read_fd) as reader:
+    with (logs / "llmctl.log").open("ab") as log, os.fdopen(read_fd) as reader:
         other = subprocess.Popen(
-            [sys.executable, "-m", "supervisor", "up", *arguments, "--ready-fd", str(write_fd)],
+            [sys.executable, "-m", "supervisor", "up", *order.words(), "--ready-fd", str(write_fd)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -158,19 +178,17 @@ def _detach(home: paths.Home, arguments: Sequence[str]) -> str:
     raise Error(word["message"], exit=Exit(word["exit"]), hint=word["hint"])
 
 
-def _report(fd: int, work: serve.Work) -> None:
-    """Run the serving half; its address or its error goes to ``fd`` as one line of JSON."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    _quiet()
+def _report(fd: int, order: Order) -> None:
+    """Serve; the address or the error goes to ``fd`` as one line of JSON."""
     with os.fdopen(fd, "w") as pipe:
 
-        def tell(word: dict[str, object]) -> None:
+        def tell(**word: object) -> None:
             if not pipe.closed:
                 pipe.write(json.dumps(word) + "\n")
                 pipe.close()
 
         try:
-            work(lambda address: tell({"address": address}))
+            order.serve(foreground=False, ready=lambda address: tell(address=address))
         except Error as error:
-            tell({"message": error.message, "hint": error.hint, "exit": int(error.exit)})
+            tell(message=error.message, hint=error.hint, exit=int(error.exit))
             raise

@@ -1,0 +1,52 @@
+# Every target makes the virtual environment it needs; a second run is fast.
+PYTHON ?= python3
+PRESET ?= tiny
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: help run engine test test-all check check-static fix bench-proxy
+
+help:
+	@echo 'make run [PRESET=tiny]  build the engine once, fetch the model, serve, print the address'
+	@echo 'make test               the suite (under 4 minutes with the engine built)'
+	@echo 'make test-all           and the slow tests'
+	@echo 'make check              format, lint, types, then the suite'
+	@echo 'make fix                mend format and lint'
+	@echo 'make engine             build llama.cpp for this machine'
+	@echo 'make bench-proxy        CPU per streamed chunk and first byte, beside nginx where it is installed'
+
+run: $(VENV)/run engine
+	@$(BIN)/llmctl up $(PRESET)
+
+engine: $(VENV)/run
+	@$(BIN)/llmctl build
+
+test: $(VENV)/dev engine
+	$(BIN)/pytest
+
+test-all: $(VENV)/dev engine
+	$(BIN)/pytest -m 'not gpu'
+
+check: check-static test
+
+check-static: $(VENV)/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fix: $(VENV)/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-proxy: $(VENV)/dev
+	$(BIN)/python -m bench.proxy
+
+$(VENV)/run: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'llmctl needs Python 3.11 or newer. try: make PYTHON=python3.12 $(MAKECMDGOALS)'; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo 'Python has no venv module. try: apt install python3-venv'; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/run
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
