@@ -125,7 +125,9 @@ async def connect(target: Target) -> Stream:
 def request(model: str, *, pace_s: float = 0.0, tokens: int = 1) -> bytes:
     """A streamed chat request. Its field ``fake`` sets the fake engine's pace; everyone in between passes it on."""
     fake = {"pace_s": pace_s, "tokens": tokens}
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Go on."}], "stream": True, "fake": fake}).encode()
+    body = json.dumps(
+        {"model": model, "messages": [{"role": "user", "content": "Go on."}], "stream": True, "fake": fake}
+    ).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
     return head.format(len(body)).encode() + body
 
@@ -160,7 +162,11 @@ async def measure(target: Target, load: Load, model: str, chunks: int) -> Cost:
         pids = list(target.pids())
         before, events, client = cpu_s(pids), sum(stream.events for stream in streams), time.process_time()
         await asyncio.sleep(load.window_s(chunks))
-        spent, passed, client = cpu_s(pids) - before, sum(stream.events for stream in streams) - events, time.process_time() - client
+        spent, passed, client = (
+            cpu_s(pids) - before,
+            sum(stream.events for stream in streams) - events,
+            time.process_time() - client,
+        )
         gaps = [gap for stream in streams for gap in stream.gaps]
         if any(stream.gone.done() for stream in streams):
             raise RuntimeError(f"{target.name} dropped a stream under {load}")

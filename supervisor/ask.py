@@ -10,6 +10,7 @@ import json
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
 
 from supervisor.errors import Error, Exit
 
@@ -33,18 +34,16 @@ class Ask(BaseModel):
     def parse(cls, body: bytes) -> Self:
         """Read a request's body. Raises :class:`Error` (HTTP 400) when it is no JSON object."""
         try:
-            return cls.model_validate_json(body)
+            found = cls.model_validate_json(body)
+            if b"NaN" in body or b"Infinity" in body:
+                from_json(body, allow_inf_nan=False)  # words that pydantic reads as numbers, and the engine answers with 500
         except ValidationError as exc:
             fault = exc.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in fault["loc"])
-            what = f"{field}: {fault['msg']}" if field else str(fault["msg"])
-            raise Error(
-                f"the request's body can't be used: {what}",
-                exit=Exit.USAGE,
-                hint="send a JSON object",
-                status=400,
-                code="invalid_request_error",
-            ) from exc
+            raise _unusable(f"{field}: {fault['msg']}" if field else str(fault["msg"])) from exc
+        except ValueError as exc:
+            raise _unusable(f"Invalid JSON: {exc}") from exc
+        return found
 
     @property
     def streams(self) -> bool:
@@ -65,6 +64,16 @@ class Ask(BaseModel):
         if self.id_slot is None and self.lora is None:
             return body
         return extend(body, _STRIPPED)
+
+
+def _unusable(why: str) -> Error:
+    return Error(
+        f"the request's body can't be used: {why}",
+        exit=Exit.USAGE,
+        hint="send a JSON object",
+        status=400,
+        code="invalid_request_error",
+    )
 
 
 def fields(body: bytes) -> dict[str, Any]:

@@ -105,7 +105,7 @@ _PATTERNS: Final[tuple[tuple[str, Cause], ...]] = (
     ("failed to load model", Cause("the model could not be loaded", permanent=False)),
 )
 
-_SIGNALS: Final = {
+_SIGNALS: Final[dict[int, Cause]] = {
     signal.SIGILL: Cause("the engine was built for another CPU", permanent=True, hint="llmctl build"),
     signal.SIGKILL: Cause("it was killed; perhaps the machine ran out of memory", permanent=False),
     signal.SIGABRT: Cause("the engine aborted", permanent=False),
@@ -117,22 +117,29 @@ _NAMING: Final = ("error", "fail", "abort", "assert", "invalid", "unable")
 def cause(returncode: int, log_tail: str) -> Cause:
     """Classify an exit from its code (negative: a signal) and the last lines of its log.
 
-    The child's own last telling line is part of the text, because it knows best.
+    The child's own line that tells most is part of the text, because it knows best: the one with the known pattern, else its last
+    that names a fault (behind a known pattern that is only ``exiting due to model loading error``).
     """
-    found = next((known for pattern, known in _PATTERNS if pattern in log_tail), None)
+    pattern, found = next((known for known in _PATTERNS if known[0] in log_tail), ("", None))
     if found is None and returncode < 0:
-        number = signal.Signals(-returncode)
-        found = _SIGNALS.get(number) or Cause(f"it died of {number.name}", permanent=False)
+        found = _SIGNALS.get(-returncode) or Cause(f"it died of {_signal_name(-returncode)}", permanent=False)
     if found is None:
         found = Cause(f"it ended with code {returncode}", permanent=False)
-    said = last_words(log_tail)
+    said = last_words(log_tail, pattern)
     return Cause(f"{found.text}: {said}" if said else found.text, found.permanent, found.hint)
 
 
-def last_words(log_tail: str) -> str:
-    """The last line of a log that names a fault, without its time stamp; empty if there is none."""
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
+
+
+def last_words(log_tail: str, pattern: str = "") -> str:
+    """The last line of a log that names a fault, or has ``pattern``, without its time stamp; empty if there is none."""
     for line in reversed(log_tail.splitlines()):
-        if any(word in line.lower() for word in _NAMING):
+        if pattern in line if pattern else any(word in line.lower() for word in _NAMING):
             return line.partition(" E ")[2].strip() or line.strip()
     return ""
 

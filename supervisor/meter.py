@@ -17,6 +17,7 @@ _TIMINGS: Final = b'"timings"'  # inside a JSON string its quotes would be escap
 _FINISH: Final = b'"finish_reason":"'
 _USAGE: Final = b'"usage":{'
 _ERROR: Final = b'data: {"error":'
+_EVENT: Final = b"\ndata: {"  # with its line's beginning: text may say "data: {", but its line ends are escaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Reading:
 class Meter:
     """Reads one streamed reply. Feed it the body's bytes as they come, cut anywhere."""
 
-    __slots__ = ("_finals", "_rest", "events", "failed", "sent_bytes")
+    __slots__ = ("_choice", "_finals", "_rest", "events", "failed", "sent_bytes")
 
     def __init__(self) -> None:
         self.events = 0
@@ -46,6 +47,7 @@ class Meter:
         self.failed = False
         """The engine ended the stream with an error event."""
         self._rest = b""
+        self._choice = b""
         self._finals: dict[bytes, bytes] = {}
 
     def feed(self, data: bytes) -> None:
@@ -58,19 +60,23 @@ class Meter:
             cut = data.rfind(b"\n\n") + 2
             self._rest = data[cut:] if cut >= 2 else data
             data = data[:cut] if cut >= 2 else b""
-        self.events += data.count(b"data: {")
+        self.events += data.count(_EVENT) + data.startswith(_EVENT[1:])
         if _TIMINGS in data or _FINISH in data or _USAGE in data:
             self._keep(data)
-        elif _ERROR in data:
+        if _ERROR in data:
             self.failed = True
 
     def _keep(self, data: bytes) -> None:
-        """Keep the last telling event of each choice; with ``timings_per_token`` every event is one."""
+        """Keep the last telling event of each choice; with ``timings_per_token`` every event is one.
+
+        A usage event (``"choices":[]``) has no index: it is of the choice whose event came right before it.
+        """
         for event in data.split(b"\n\n"):
             if _TIMINGS in event or _FINISH in event or _USAGE in event:
-                index = _INDEX.search(event)
+                if index := _INDEX.search(event):
+                    self._choice = index[1]
                 kind = b"t" if _TIMINGS in event else b"f" if _FINISH in event else b"u"
-                self._finals[kind + (index[1] if index else b"")] = event.partition(b"data: ")[2]
+                self._finals[kind + self._choice] = event.partition(b"data: ")[2]
 
     def read(self) -> Reading:
         """The figures so far."""

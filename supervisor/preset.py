@@ -125,11 +125,14 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Preset:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
         mark = getattr(exc, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise Error(f"{where}: {getattr(exc, 'problem', None) or exc}", exit=Exit.CONFIG, hint="fix the file") from exc
+        what = getattr(exc, "problem", None) or " ".join(str(exc).split())
+        raise Error(f"{where}: {what}", exit=Exit.CONFIG, hint="fix the file") from exc
     lines: dict[tuple[str, ...], int] = {}
     values = _plain(node, (), lines, path)
     if not isinstance(values, dict):
         raise Error(f"{path} holds no keys", exit=Exit.CONFIG, hint="start from a shipped preset: llmctl presets")
+    if ("name",) in lines:
+        raise Error(f"{path}:{lines['name',]}: a preset's name is its file's", exit=Exit.CONFIG, hint="rename the file")
     given = dict(_assignment(text) for text in overrides)
     _check_keys(given.keys())
     try:
@@ -138,6 +141,8 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Preset:
         raise _explain(exc, path, lines, given) from exc
 
 
+_DEPTH: Final = 8
+"""More levels than a preset has, and an end to a file whose alias holds itself."""
 _SETTABLE: Final = tuple(sorted(set(options()) | {"about"}))
 
 
@@ -147,6 +152,10 @@ def _folders(home: paths.Home) -> tuple[Path, Path]:
 
 def _plain(node: yaml.Node | None, at: tuple[str, ...], lines: dict[tuple[str, ...], int], path: Path) -> Any:  # noqa: ANN401
     """The tree of words under ``node``; notes each key's line and refuses a key that stands twice."""
+    if len(at) > _DEPTH and node is not None:
+        raise Error(
+            f"{path}:{node.start_mark.line + 1}: nests deeper than {_DEPTH} levels", exit=Exit.CONFIG, hint="fix the file"
+        )
     if isinstance(node, yaml.MappingNode):
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:

@@ -21,7 +21,7 @@ import httpx2
 import psutil
 import pytest
 
-from supervisor import engine, paths, preset, store
+from supervisor import engine, ledger, paths, preset, store
 from supervisor.errors import Error
 from tests import fakes
 from tests.fakes import gguf
@@ -109,11 +109,12 @@ class Box:
 
     def closed_records(self, count: int) -> list[dict[str, Any]]:
         """The rows, once ``count`` of them are closed."""
-        from supervisor import ledger  # noqa: PLC0415
 
-        return until(
-            lambda: (rows := list(ledger.records(self.home.ledger, 100000))) and sum(row["status"] != "open" for row in rows) >= count and rows
-        )
+        def closed() -> list[dict[str, Any]] | None:
+            rows = list(ledger.records(self.home.ledger, 100_000))
+            return rows if sum(row["status"] != "open" for row in rows) >= count else None
+
+        return list(until(closed))
 
     def close(self) -> None:
         """End what was started, by pid."""
@@ -184,19 +185,29 @@ def tiny_model(outer_home: paths.Home) -> Path:
     return store.pull(outer_home, chosen.model, lambda *_: None)
 
 
-@pytest.fixture
-def fake_box(tmp_path: Path) -> Iterator[Callable[..., Box]]:
-    """Makes a :class:`Box` whose engine is the fake with the knobs given; its journal is in ``box.engine.parent``."""
+def _fake_boxes(folder: Path) -> Iterator[Callable[..., Box]]:
     boxes: list[Box] = []
 
     def make(**knobs: Any) -> Box:
-        root = tmp_path / f"box{len(boxes)}"
+        root = folder / f"box{len(boxes)}"
         boxes.append(Box(root / "home", fakes.install(root / "engine", **knobs), gguf.minimal(root / "m.gguf")))
         return boxes[-1]
 
     yield make
     for box in boxes:
         box.close()
+
+
+@pytest.fixture
+def fake_box(tmp_path: Path) -> Iterator[Callable[..., Box]]:
+    """Makes a :class:`Box` whose engine is the fake with the knobs given; its journal is in ``box.engine.parent``."""
+    yield from _fake_boxes(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def module_fake_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Box]]:
+    """The same, shared by a module's tests."""
+    yield from _fake_boxes(tmp_path_factory.mktemp("fake"))
 
 
 @pytest.fixture(scope="module")

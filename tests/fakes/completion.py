@@ -20,9 +20,12 @@ PUSH_BYTES = 65536
 Body = dict[str, Any]
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
 def compact(value: object) -> bytes:
     """JSON without blanks, as the engine writes it."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return _encode(value).encode()
 
 
 def event(value: object) -> bytes:
@@ -50,7 +53,7 @@ class Reply:
         knobs = self.engine.knobs
         if self.engine.completions < knobs.healthy_requests:
             knobs = replace(knobs, **HEALTHY)
-        self.knobs = replace(knobs, **body.get("fake", {}))
+        self.knobs = knobs = replace(knobs, **body.get("fake", {}))
         self.choices = int(body.get("n") or 1)
         self.streamed = bool(body.get("stream"))
         self.wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
@@ -60,6 +63,7 @@ class Reply:
         self.tokens = min(whole, *limits) if limits else whole
         self.finish_reason = self.knobs.finish_reason or ("length" if self.tokens < whole else "stop")
         self.task = self.engine.number(self)
+        self.trouble_at = {knobs.die_after_tokens, knobs.stall_after_tokens, knobs.error_after_tokens, knobs.cut_after_tokens}
         self.slots: list[int] = []
         self.sent = 0
         self.over = self.blocked = False
@@ -131,6 +135,8 @@ class Reply:
     def misbehaves(self) -> bool:
         """Do what the knobs ask for after this many tokens; True is the end of this reply."""
         knobs = self.knobs
+        if self.sent not in self.trouble_at:
+            return False
         if self.sent == knobs.die_after_tokens:
             os.write(2, knobs.die_log.encode() + b"\n")
             self.engine.leave(knobs.die_exit)

@@ -102,6 +102,8 @@ class Knobs:
 NAMES = frozenset(knob.name for knob in fields(Knobs))
 
 HEALTHY: dict[str, Any] = {
+    "prefill_s": 0.0,
+    "push_bytes": 0,
     "error_status": 0,
     "malformed": False,
     "headers_only": False,

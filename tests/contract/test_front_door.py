@@ -1,0 +1,139 @@
+"""What a client of the front door may rely on, over the fake engine and the real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from supervisor.sse import Parser
+from tests.conftest import Box, Client, until
+
+HELLO = [{"role": "user", "content": "Say hello."}]
+
+
+@pytest.fixture(scope="module", params=["fake", "real"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    if request.param == "real":
+        yield request.getfixturevalue("tiny")
+        return
+    make: Callable[..., Box] = request.getfixturevalue("module_fake_box")
+    yield make(tokens=10_000, pace_s=0.002).up("--set", "slots=2")
+
+
+def events(client: Client, path: str, **fields: Any) -> list[Any]:
+    """The payloads of a stream, parsed; ``[DONE]`` stays a word."""
+    with client.http as http, http.stream("POST", path, json={"model": "tiny", "stream": True, **fields}) as reply:
+        assert reply.status_code == 200, reply.read()
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        parser = Parser()
+        payloads = [payload for chunk in reply.iter_raw() for payload in parser.feed(chunk)]
+    return [payload.decode() if payload == b"[DONE]" else json.loads(payload) for payload in payloads]
+
+
+def test_a_chat_streams_to_its_done_with_timings_untouched(served: Client) -> None:
+    found = events(served, "/v1/chat/completions", messages=HELLO, max_tokens=6)
+    assert found[-1] == "[DONE]"
+    assert found[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert found[-2]["choices"][0]["finish_reason"] == "length"
+    assert found[-2]["timings"]["predicted_n"] == 6
+
+
+def test_a_chat_without_stream_is_one_reply(served: Client) -> None:
+    with served.http as http:
+        reply = http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO, "max_tokens": 6})
+    body = reply.json()
+    assert reply.status_code == 200
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"]["role"] == "assistant"
+    assert body["usage"]["completion_tokens"] == 6
+    assert body["timings"]["predicted_n"] == 6
+
+
+def test_completions_stream_and_not(served: Client) -> None:
+    found = events(served, "/v1/completions", prompt="Once upon", max_tokens=5, temperature=0)
+    text = "".join(event["choices"][0]["text"] for event in found if event != "[DONE]")
+    with served.http as http:
+        whole = http.post(
+            "/v1/completions", json={"model": "tiny", "prompt": "Once upon", "max_tokens": 5, "temperature": 0}
+        ).json()
+    assert whole["object"] == "text_completion"
+    assert whole["choices"][0]["text"] == text
+
+
+def test_two_choices_are_metered_as_two(served: Client) -> None:
+    before = len(served.box.records())
+    with served.http as http:
+        body = http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO, "max_tokens": 5, "n": 2}).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    row = served.box.closed_records(before + 1)[-1]
+    assert row["status"] == "ok"
+    assert row["completion_tokens"] == 10  # the engine's own usage counts one sequence
+
+
+def test_every_request_has_one_closed_record(served: Client) -> None:
+    before = len(served.box.records())
+    events(served, "/v1/chat/completions", messages=HELLO, max_tokens=4)
+    with served.http as http:
+        http.post("/v1/completions", json={"model": "tiny", "prompt": "One", "max_tokens": 4})
+        http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO, "max_tokens": 4, "logprobs": True})
+    rows = served.box.closed_records(before + 3)[before:]
+    assert [row["status"] for row in rows] == ["ok", "ok", "ok"]
+    assert [row["completion_tokens"] for row in rows] == [4, 4, 4]
+    assert [row["stream"] for row in rows] == [True, False, False]
+    assert [row["attempts"] for row in rows] == [1, 1, 1]
+    assert all(row["prompt_tokens"] > 0 for row in rows)
+    assert len({row["id"] for row in rows}) == 3
+
+
+def test_a_client_that_leaves_frees_the_slot_and_is_recorded(served: Client) -> None:
+    """The child says in its log that it released the slot; nobody polls it."""
+    before = len(served.box.records())
+    log = served.box.home.logs / "tiny.log"
+    released = log.read_text().count("stop processing")
+    with served.http as http:
+        body = {"model": "tiny", "stream": True, "messages": HELLO, "max_tokens": 2000, "ignore_eos": True}
+        with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            next(reply.iter_raw())
+    row = served.box.closed_records(before + 1)[-1]
+    assert row["status"] == "cancelled"
+    assert 0 < row["completion_tokens"] < 2000
+    assert row["counted"]
+    until(lambda: log.read_text().count("stop processing") > released)
+
+
+def test_an_unstreamed_client_that_leaves_frees_the_slot_too(served: Client) -> None:
+    before = len(served.box.records())
+    log = served.box.home.logs / "tiny.log"
+    released = log.read_text().count("stop processing")
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 3000, "ignore_eos": True}
+    with httpx2.Client(base_url=served.address, timeout=0.5) as http, pytest.raises(httpx2.ReadTimeout):
+        http.post("/v1/chat/completions", json=body)
+    assert served.box.closed_records(before + 1)[-1]["status"] == "cancelled"
+    until(lambda: log.read_text().count("stop processing") > released)
+
+
+def test_the_engines_refusal_keeps_its_words_and_names_its_source(served: Client) -> None:
+    with served.http as http:
+        reply = http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO, "n": 50})
+    error = reply.json()["error"]
+    assert reply.status_code == 400
+    assert error["source"] == "engine"
+    assert error["message"]
+
+
+def test_the_models_route_knows_the_real_context(served: Client) -> None:
+    with served.http as http:
+        (model,) = http.get("/v1/models").json()["data"]
+    assert model["id"] == "tiny"
+    assert model["state"] == "ready"
+    assert model["meta"]["n_ctx"] >= 256
+    assert model["meta"]["slots"] == 2
+
+
+def test_health_is_well(served: Client) -> None:
+    with served.http as http:
+        assert http.get("/health").json()["status"] == "ok"
