@@ -31,12 +31,13 @@ from pathlib import Path
 from typing import IO, Final
 
 from supervisor import engine as engines
-from supervisor import hardware, paths, pip, source, toolkit
+from supervisor import hardware, paths, source, toolchain, toolkit
 from supervisor import recipe as recipes
 from supervisor.engine import Engine
 from supervisor.errors import Error, Exit
 from supervisor.recipe import Recipe, Variant
 from supervisor.source import Source
+from supervisor.toolchain import Compiler
 from supervisor.toolkit import Toolkit
 from supervisor.units import GIB, MIB, Progress, size
 
@@ -53,26 +54,6 @@ _STEP: Final = re.compile(r"^\[(\d+)/(\d+)\]")
 _ERROR_LINE: Final = re.compile(r"(?:\berror\b|\bError\b|^ld: |undefined reference)(?!.*-Werror)")
 _FULL: Final = re.compile(r"No space left on device|Disk quota exceeded")
 _STARVED: Final = re.compile(r"internal compiler error: Killed|fatal error: Killed signal|signal 9|^Killed", re.MULTILINE)
-# What of the environment would change the binaries behind the key's back.
-_SCRUBBED: Final = re.compile(
-    r"^(C|CXX|CPP|LD|CUDA|NVCC_(?:AP|PRE)PEND_)_?FLAGS$|^(SOURCE_DATE_EPOCH|CPATH|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|LIBRARY_PATH)$"
-    r"|^CMAKE_|^GIT_|^NINJA|^CUDA(ARCHS|CXX|HOSTCXX)$|^(LLAMA|GGML)_"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Compiler:
-    """The C and C++ compilers, and the line by which they name their version."""
-
-    cc: Path
-    cxx: Path
-    title: str
-
-    @property
-    def gcc_major(self) -> int | None:
-        """The major version, if it is GCC."""
-        found = re.search(r"\) (\d+)\.\d", self.title)
-        return int(found[1]) if found and "clang" not in self.title else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +107,12 @@ def build(
     recipe = recipe or recipes.load()
     chosen = recipe.variant(variant)
     machine = hardware.detect()
-    compiler = find_compiler()
+    arch = architecture(recipe, chosen, machine, cuda_arch, toolkit_choice)
+    compiler = toolchain.find_compiler()
     with _locked(home, f"variant {variant}") as lock:
         pin = engines.pin()
         tree = source.local(source_dir, checkout or Path(__file__).parent.parent, pin)
         commit, number, digest = (tree.commit, tree.build, tree.digest) if tree else (pin.commit, pin.build, "")
-        arch = architecture(recipe, chosen, machine, cuda_arch, toolkit_choice)
         cuda = toolkit.choose(home, toolkit_choice, driver_major=machine.driver_major, progress=progress) if arch else None
         options = recipes.options(recipe, chosen, build=number, commit=commit, cpu_flags=machine.cpu_flags, arch=arch)
         key = recipes.key(
@@ -143,16 +124,14 @@ def build(
             cpu=f"{machine.cpu_model} {' '.join(sorted(machine.cpu_flags))}",
             cuda=f"{cuda.version} {cuda.detail} {engines.sha256(paths.data_folder('build') / WRAPPER)}" if cuda else "",
         )
-        with contextlib.suppress(Error):
-            have = engines.use(home, key) if (home.engines / key).is_dir() else None
-            if have:
-                return Result(have, False, time.monotonic() - began, "")
+        if have := _have(home, key):
+            return Result(have, False, time.monotonic() - began, "")
         place = home.cache / "builds" / key
         workers = jobs or parallel(machine, cuda=bool(arch))
         plan = _Plan(chosen, recipe, compiler, cuda, arch, options, key, workers, place, place.with_name(f"{key}.log"))
         with _translated(plan):
             _check_space(home, plan, fetching=tree is None)
-            cmake, ninja = (find_tool(home, name, recipe, progress) for name in ("cmake", "ninja"))
+            cmake, ninja = (toolchain.find_tool(home, name, recipe.tools[name], progress) for name in ("cmake", "ninja"))
             tree = tree or source.fetch(home, pin, progress)
             _announce(plan, tree, say)
             _compile(plan, tree, cmake, ninja, lock, progress)
@@ -188,47 +167,6 @@ def parallel(machine: hardware.Hardware, *, cuda: bool) -> int:
     """How many compilers at once: one a CPU we may use, and under CUDA no more than memory holds."""
     cpus = len(os.sched_getaffinity(0))
     return max(1, min(cpus, machine.available_bytes // NVCC_BYTES)) if cuda else cpus
-
-
-def find_compiler(env: Mapping[str, str] = os.environ) -> Compiler:
-    """The C and C++ compilers: CC and CXX, else the usual names; Error if one is missing."""
-    found = {}
-    for language, variable, names in (("C", "CC", ("cc", "gcc", "clang")), ("C++", "CXX", ("c++", "g++", "clang++"))):
-        candidates = (env[variable],) if env.get(variable) else names
-        path = next((path for name in candidates if (path := shutil.which(name, path=env.get("PATH", os.defpath)))), None)
-        if path is None:
-            what = f"there is no {language} compiler ({', '.join(candidates)} in PATH), and llama.cpp is built from source"
-            raise Error(what, exit=Exit.ENGINE, hint="apt install g++")
-        found[language] = Path(path)
-    asked = [str(found["C++"]), "--version"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False, env=_build_env({})).stdout
-    # "c++ (Debian 12.2.0-14) 12.2.0" and "g++ (Debian …" are one compiler under two names.
-    title = re.sub(r"^\S+ (?=\()", "", said.partition("\n")[0]).strip()
-    return Compiler(found["C"], found["C++"], title or "unknown")
-
-
-def find_tool(home: paths.Home, name: str, recipe: Recipe, progress: Progress) -> Path:
-    """The program cmake or ninja: the system's if it is new enough, else its PyPI wheel in a folder of its own."""
-    wanted = recipe.tools[name]
-    if path := shutil.which(name):
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-        version = re.search(r"(\d+\.\d+(?:\.\d+)?)", said)
-        if version and recipes.numbers(version[1]) >= wanted.at_least:
-            return Path(path)
-    place = home.cache / "tools" / f"{name}-{wanted.version}"
-    if not place.is_dir():
-        progress(f"fetching {name} {wanted.version} from PyPI", 0, 0)
-        fresh = place.with_name(f".new-{name}-{os.getpid()}")
-        try:
-            pip.install([pip.Pinned(name, wanted.version, wanted.sha256)], fresh)
-            fresh.rename(place)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-    # The wheel of cmake hides the program behind a Python script of the same name; the real one lies in NAME/data/bin.
-    for program in (place / name / "data" / "bin" / name, place / "bin" / name):
-        if program.is_file():
-            return program
-    raise Error(f"the wheel {name} {wanted.version} holds no {name}", exit=Exit.ENGINE, hint=f"apt install {name}")
 
 
 def smoke(engine: Engine, model: Path) -> str:
@@ -270,6 +208,14 @@ def failure(plan_log: Path, text: str, free_bytes: int) -> Error:
     return Error(f"the build failed: {why[:300]} (log: {plan_log})", exit=Exit.ENGINE, hint=f"tail -50 {plan_log}")
 
 
+def _have(home: paths.Home, key: str) -> Engine | None:
+    """The engine of this key, picked, if the store has it undamaged."""
+    with contextlib.suppress(Error):
+        if (home.engines / key).is_dir() and not engines.damaged(engines.find(home, key)):
+            return engines.use(home, key)
+    return None
+
+
 def _announce(plan: _Plan, tree: Source, say: Callable[[str], None]) -> None:
     free, busy = plan.recipe.cuda_minutes if plan.arch else plan.variant.minutes
     what = f"CUDA {plan.toolkit.version} for sm_{plan.arch.replace(';', ', sm_')}" if plan.toolkit else "CPU"
@@ -295,7 +241,7 @@ def _compile(plan: _Plan, tree: Source, cmake: Path, ninja: Path, lock: int, pro
         shutil.rmtree(plan.tree)
     plan.tree.mkdir(parents=True, exist_ok=True)
     mark.write_text(str(tree.folder))
-    env = _build_env({"LLMCTL_SOURCE": str(tree.folder)})
+    env = toolchain.clean_env() | {"NINJA_STATUS": "[%f/%t] ", "LLMCTL_SOURCE": str(tree.folder)}
     with plan.log.open("w") as log:
         progress("configuring", 0, 0)
         _run([str(cmake), *arguments(plan, tree, ninja)], plan, log, env, lock, lambda line: None)
@@ -326,7 +272,7 @@ def arguments(plan: _Plan, tree: Source, ninja: Path) -> list[str]:
         chosen |= {
             "CUDAToolkit_ROOT": str(kit.root),
             "CMAKE_CUDA_COMPILER": str(kit.nvcc),
-            "CMAKE_CUDA_HOST_COMPILER": str(host_compiler(plan.compiler, kit)),
+            "CMAKE_CUDA_HOST_COMPILER": str(toolchain.host_compiler(plan.compiler, kit)),
             "CMAKE_CUDA_FLAGS": " ".join(shlex.quote(f"-Xcompiler={one}") for one in maps),
             "CMAKE_CUDA_COMPILER_LAUNCHER": f"/bin/sh;{paths.data_folder('build') / WRAPPER}",
             # Libraries lie beside the binaries, and nothing else is known of where: the folder may move.
@@ -334,18 +280,6 @@ def arguments(plan: _Plan, tree: Source, ninja: Path) -> list[str]:
             "CMAKE_INSTALL_RPATH": ";".join(rpath),
         }
     return ["-S", str(tree.folder), "-B", str(out), "-G", "Ninja", *(f"-D{name}={value}" for name, value in chosen.items())]
-
-
-def host_compiler(compiler: Compiler, kit: Toolkit, env: Mapping[str, str] = os.environ) -> Path:
-    """The C++ compiler that nvcc drives: ours, or where ours is too new for it the newest ``g++-N`` that isn't."""
-    limit, ours = kit.host_limit, compiler.gcc_major
-    if limit is None or ours is None or ours <= limit:
-        return compiler.cxx
-    for major in range(limit, 8, -1):
-        if path := shutil.which(f"g++-{major}", path=env.get("PATH", os.defpath)):
-            return Path(path)
-    what = f"CUDA {kit.version} takes GCC up to {limit}, and this is GCC {ours}"
-    raise Error(what, exit=Exit.ENGINE, hint=f"apt install g++-{limit}")
 
 
 def _run(
@@ -445,12 +379,6 @@ def _try(made: Engine, model: Path | None) -> str:
     if model is None:
         return "smoke test: it starts and names its version (no model at hand to generate a token from)"
     return smoke(made, model)
-
-
-def _build_env(extra: Mapping[str, str]) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not _SCRUBBED.search(k)}
-    # CMake asks git for a commit, in the source's folder, and an enclosing repository would answer.
-    return kept | {"GIT_DIR": "/nonexistent", "LC_ALL": "C", "NINJA_STATUS": "[%f/%t] "} | dict(extra)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ and which one is ours, is data: ``build/pin.yaml``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -131,7 +132,7 @@ class Engine:
     def title(self) -> str:
         """``b11312 (0c1e57098), native, CUDA 13.0 sm_86``."""
         name = f"b{self.build} ({self.commit[:9]}), {self.variant}"
-        return name + (f", CUDA {self.cuda} sm_{self.arch}" if self.cuda else "")
+        return name + (f", CUDA {self.cuda} sm_{self.arch.replace(';', ', sm_')}" if self.cuda else "")
 
     def tool(self, name: str) -> Path:
         """The path of a tool beside the server, ``llama-bench``; Error if this engine lacks it."""
@@ -226,7 +227,10 @@ def manifest(engine: Engine) -> dict[str, Any]:
 def installed(home: paths.Home) -> list[Engine]:
     """Every engine in the store, newest first."""
     folders = home.engines.glob(f"[!.]*/{MANIFEST}") if home.engines.is_dir() else ()
-    engines = [read(path.parent) for path in folders if not path.parent.is_symlink()]
+    engines = []
+    for path in folders:
+        with contextlib.suppress(Error):
+            engines += [] if path.parent.is_symlink() else [read(path.parent)]
     return sorted(engines, key=lambda engine: engine.built_at, reverse=True)
 
 

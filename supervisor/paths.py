@@ -72,7 +72,8 @@ def home(env: Mapping[str, str] = os.environ) -> Home:
         data=dirs.user_data_path,
         cache=dirs.user_cache_path,
         state=dirs.user_state_path,
-        run=dirs.user_runtime_path,
+        # Not XDG_RUNTIME_DIR: a cron job or a su has none, and would not see the llmctl of the login session.
+        run=dirs.user_state_path / "run",
     )
 
 

@@ -192,8 +192,9 @@ def _check_keys(keys: Iterable[str]) -> None:
 
 
 def _explain(exc: ValidationError, path: Path, lines: Mapping[tuple[str, ...], int], given: Mapping[str, str]) -> Error:
-    """The first fault of a validation in one sentence with file, line, key, value and bounds."""
-    fault = exc.errors()[0]
+    """The first fault of a validation in one sentence with file, line, key, value and bounds; a misspelt key before the one it left out."""
+    faults = exc.errors()
+    fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
     at = tuple(str(part) for part in fault["loc"])
     key = ".".join(at)
     line = next((lines[at[:depth]] for depth in range(len(at), 0, -1) if at[:depth] in lines), 1)

@@ -22,8 +22,10 @@ def size(count_bytes: float) -> str:
 
 def duration(seconds: float) -> str:
     """``4.2`` → ``"4.2 s"``, ``75`` → ``"1 min 15 s"``, ``7260`` → ``"2 h 1 min"``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"

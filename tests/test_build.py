@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from supervisor import build, engine, hardware, paths, recipe, toolkit
+from supervisor import build, engine, hardware, paths, pip, recipe, toolchain, toolkit
 from supervisor.engine import Engine
 from supervisor.errors import Error, Exit
 from supervisor.recipe import Recipe
@@ -61,7 +61,9 @@ def toy_recipe() -> Recipe:
     whole = recipe.load()
     variants = {name: replace(one, targets=("llama-server", "llama-bench"), free_mib=1) for name, one in whole.variants.items()}
     shared = {"BUILD_SHARED_LIBS": "ON", "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON", "CMAKE_INSTALL_RPATH": "$ORIGIN"}
-    return replace(whole, variants=variants, cpu_options=whole.cpu_options | shared)
+    # CMake need not try the compiler out in every test.
+    quick = {"CMAKE_C_COMPILER_WORKS": "1", "CMAKE_C_ABI_COMPILED": "1"}
+    return replace(whole, variants=variants, cpu_options=whole.cpu_options | shared | quick)
 
 
 @pytest.fixture(scope="module")
@@ -193,21 +195,53 @@ def program(path: Path, body: str) -> Path:
 
 
 def test_no_compiler(tmp_path: Path) -> None:
-    with pytest.raises(Error, match=r"there is no C compiler \(cc, gcc, clang in PATH\)") as caught:
-        build.find_compiler({"PATH": str(tmp_path)})
+    with pytest.raises(Error, match=r"there is no C\+\+ compiler \(c\+\+, g\+\+, clang\+\+ in PATH\)") as caught:
+        toolchain.find_compiler({"PATH": str(tmp_path)})
     assert (caught.value.exit, caught.value.hint) == (Exit.ENGINE, "apt install g++")
-    program(tmp_path / "gcc", "")
-    with pytest.raises(Error, match=r"there is no C\+\+ compiler"):
-        build.find_compiler({"PATH": str(tmp_path)})
+    program(tmp_path / "g++", "")
+    with pytest.raises(Error, match=r"there is no C compiler"):
+        toolchain.find_compiler({"PATH": str(tmp_path)})
 
 
 def test_one_compiler_under_two_names(tmp_path: Path) -> None:
     program(tmp_path / "cc", "")
     program(tmp_path / "c++", "echo 'c++ (Debian 12.2.0-14) 12.2.0'")
     program(tmp_path / "g++", "echo 'g++ (Debian 12.2.0-14) 12.2.0'")
-    found = [build.find_compiler({"PATH": str(tmp_path), "CXX": name}) for name in ("c++", "g++")]
+    found = [toolchain.find_compiler({"PATH": str(tmp_path), "CXX": name}) for name in ("c++", "g++")]
     assert found[0].title == found[1].title == "(Debian 12.2.0-14) 12.2.0"
     assert found[0].gcc_major == 12
+
+
+def test_the_environment_decides_nothing() -> None:
+    noise = {
+        "CFLAGS": "1",
+        "CUDAFLAGS": "1",
+        "NVCC_APPEND_FLAGS": "1",
+        "SOURCE_DATE_EPOCH": "1",
+        "CMAKE_BUILD_TYPE": "Debug",
+        "GIT_DIR": "/x",
+    }
+    assert toolchain.clean_env(noise | {"PATH": "/bin"}) == {"PATH": "/bin", "GIT_DIR": "/nonexistent", "LC_ALL": "C"}
+
+
+def test_cmake_and_ninja_come_from_wheels_where_the_system_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[str] = []
+
+    def install(packages: list[pip.Pinned], target: Path) -> None:
+        fetched.extend(f"{package.name} {package.version}" for package in packages)
+        for name in ("cmake/data/bin/cmake", "bin/cmake", "bin/ninja"):
+            program(target / name, "")
+
+    monkeypatch.setattr(pip, "install", install)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    home, tools = paths.home({"LLMCTL_HOME": str(tmp_path / "home")}), recipe.load().tools
+    program(tmp_path / "bin" / "cmake", "echo cmake version 3.5.1")
+    for _ in range(2):
+        assert toolchain.find_tool(home, "cmake", tools["cmake"], lambda *_: None).parts[-3:] == ("data", "bin", "cmake")
+        assert toolchain.find_tool(home, "ninja", tools["ninja"], lambda *_: None).parts[-2:] == ("bin", "ninja")
+    assert fetched == ["cmake 3.31.10", "ninja 1.13.0"]
+    program(tmp_path / "bin" / "cmake", "echo cmake version 3.25.1")
+    assert toolchain.find_tool(home, "cmake", tools["cmake"], lambda *_: None) == tmp_path / "bin" / "cmake"
 
 
 def test_a_compiler_too_new_for_nvcc(tmp_path: Path) -> None:
@@ -215,13 +249,13 @@ def test_a_compiler_too_new_for_nvcc(tmp_path: Path) -> None:
     header.parent.mkdir(parents=True)
     header.write_text("#if __GNUC__ > 13\n")
     kit = toolkit.Toolkit(tmp_path, tmp_path / "bin/nvcc", "12.4", "", "system")
-    old, new = (build.Compiler(Path("/usr/bin/cc"), Path("/usr/bin/c++"), f"(Debian) {major}.2.0") for major in (13, 15))
-    assert build.host_compiler(old, kit) == old.cxx
-    with pytest.raises(Error, match="CUDA 12.4 takes GCC up to 13, and this is GCC 15") as caught:
-        build.host_compiler(new, kit, {"PATH": "/nonexistent"})
+    old, new = (toolchain.Compiler(Path("/usr/bin/cc"), Path("/usr/bin/c++"), f"(Debian) {major}.2.0") for major in (13, 15))
+    assert toolchain.host_compiler(old, kit) == old.cxx
+    with pytest.raises(Error, match=r"CUDA 12\.4 takes GCC up to 13, and this is GCC 15") as caught:
+        toolchain.host_compiler(new, kit, {"PATH": "/nonexistent"})
     assert caught.value.hint == "apt install g++-13"
     other = program(tmp_path / "bin" / "g++-12", "")
-    assert build.host_compiler(new, kit, {"PATH": str(other.parent)}) == other
+    assert toolchain.host_compiler(new, kit, {"PATH": str(other.parent)}) == other
 
 
 @pytest.mark.parametrize(
@@ -265,6 +299,14 @@ def test_the_same_again_does_nothing(built: tuple[Path, Path, build.Result], sma
     assert engine.current(paths.home({"LLMCTL_HOME": str(home)})) == done.engine.key
 
 
+def test_a_damaged_engine_is_built_again(small: Recipe, tmp_path: Path) -> None:
+    folder = toy(tmp_path / "source")
+    first = run(tmp_path / "home", folder, small).engine
+    first.server.write_text("something else")
+    second = run(tmp_path / "home", folder, small)
+    assert (second.built, second.engine.sha256, engine.damaged(first)) == (True, first.sha256, [])
+
+
 def test_another_folder_gives_the_same_bytes(
     built: tuple[Path, Path, build.Result], small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,8 +327,8 @@ def test_a_moved_engine_starts(built: tuple[Path, Path, build.Result], tmp_path:
 
 def test_a_changed_source_is_another_engine(small: Recipe, built: tuple[Path, Path, build.Result], tmp_path: Path) -> None:
     folder = toy(tmp_path / "source")
-    (folder / "server.c").write_text("int main(void) { return broken }\n")
-    with pytest.raises(Error, match=r"the build failed: .*server\.c.*error: .*expected") as caught:
+    (folder / "server.c").write_text("int main(void) { return broken; }\n")
+    with pytest.raises(Error, match=r"the build failed: .*server\.c.*error: .*undeclared") as caught:
         run(tmp_path / "home", folder, small)
     assert list((tmp_path / "home/data/engines").iterdir()) == []
     log = Path(caught.value.hint.removeprefix("tail -50 "))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from supervisor import cli
 
 
@@ -17,7 +19,10 @@ def test_help_and_version_load_no_web_server() -> None:
     assert done.stdout.splitlines()[1:] == [""]
 
 
-def test_help_lists_the_commands_in_the_order_a_newcomer_meets_them() -> None:
-    done = subprocess.run([sys.executable, "-m", "supervisor", "-h"], capture_output=True, text=True, timeout=60, check=True)
-    listed = done.stdout.partition("Commands:\n")[2]
+def test_help_lists_the_commands_in_the_order_a_newcomer_meets_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["llmctl", "-h"])
+    cli.main()
+    listed = capsys.readouterr().out.partition("Commands:\n")[2]
     assert [line.split()[0] for line in listed.splitlines() if line[2:3].strip()] == list(cli.COMMANDS)

@@ -146,6 +146,7 @@ def test_a_damaged_engine_is_named(home: paths.Home) -> None:
     made.server.write_text("something else")
     assert engine.damaged(made) == [engine.SERVER]
     (made.folder / engine.MANIFEST).write_text("{")
+    assert engine.installed(home) == []
     with pytest.raises(Error, match="holds no engine"):
         engine.read(made.folder)
 

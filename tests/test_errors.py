@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -82,22 +83,32 @@ def test_a_reader_that_left_is_no_error(tmp_path: Path) -> None:
     """``llmctl presets | head``: exit code 0 and not a word on stderr."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = llmctl(tmp_path, "presets", "--json", stdout=writer)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def llmctl(tmp_path: Path, *words: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"LLMCTL_HOME": str(tmp_path)}
-    return subprocess.run(
-        [sys.executable, "-m", "supervisor", *words],
-        env=env,
-        stdout=stdout,
+    done = subprocess.run(
+        [sys.executable, "-m", "supervisor", "presets", "--json"],
+        env=os.environ | {"LLMCTL_HOME": str(tmp_path)},
+        stdout=writer,
         stderr=subprocess.PIPE,
         text=True,
         timeout=60,
         check=False,
     )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def llmctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a command line in this process, in an empty home; its exit code."""
+    monkeypatch.setenv("LLMCTL_HOME", str(tmp_path))
+    monkeypatch.delenv("LLMCTL_ENGINE", raising=False)
+
+    def call(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["llmctl", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(str(ended.value.code))
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -105,23 +116,26 @@ def llmctl(tmp_path: Path, *words: str, stdout: int = subprocess.PIPE) -> subpro
     [
         (["up", "tinny"], Exit.CONFIG, ["error: there is no preset 'tinny'; there are: tiny", "try: llmctl up tiny"]),
         (["up", "tiny", "--set", "slot=2"], Exit.CONFIG, ["error: --set slot: there is no such option", "try: --set slots=…"]),
-        (["up", "tiny", "--host", "0.0.0.0"], Exit.USAGE, ["error: ", "try: "]),  # noqa: S104
+        (["up", "tiny", "--host", "0.0.0.0"], Exit.USAGE, ["error: ", "try: "]),
+        (["up", "tiny"], Exit.ENGINE, ["error: ", "try: llmctl build"]),
+        (["logs"], Exit.USAGE, ["error: ", "try: "]),
     ],
 )
-def test_bad_input_gets_two_lines(words: list[str], code: Exit, said: list[str], tmp_path: Path) -> None:
-    done = llmctl(tmp_path, *words)
-    lines = done.stderr.splitlines()
-    assert done.returncode == code, done.stderr
-    assert len(lines) == len(said), done.stderr
-    assert all(line.startswith(begin) for line, begin in zip(lines, said, strict=True)), done.stderr
-    assert done.stdout == ""
+def test_bad_input_gets_two_lines(
+    words: list[str], code: Exit, said: list[str], llmctl: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong preset is said first, whatever else is missing."""
+    assert llmctl(*words) == code
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert len(lines) == len(said), err
+    assert all(line.startswith(begin) for line, begin in zip(lines, said, strict=True)), err
+    assert out == ""
 
 
 @pytest.mark.parametrize("words", [["fly"], ["up"], ["up", "tiny", "--port", "x"], ["--flag"]])
-def test_wrong_usage_is_2(words: list[str], tmp_path: Path) -> None:
-    done = llmctl(tmp_path, *words)
-    assert done.returncode == Exit.USAGE
-    assert "Traceback" not in done.stderr
+def test_wrong_usage_is_2(words: list[str], llmctl: Callable[..., int]) -> None:
+    assert llmctl(*words) == Exit.USAGE
 
 
 def test_every_command_is_there_and_has_help() -> None:

@@ -31,11 +31,12 @@ def test_a_relative_or_tilde_home_becomes_absolute(tmp_path: Path, monkeypatch: 
 
 def test_without_it_the_users_folders_are_used_and_named_llmctl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "d"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "s"))
     for env in ({}, {"LLMCTL_HOME": ""}):
         home = paths.home(env)
         assert home.data == tmp_path / "d" / "llmctl"
-        assert home.run == tmp_path / "r" / "llmctl"
+        assert home.run.is_relative_to(tmp_path / "s" / "llmctl")
+        assert home.run not in (home.state, home.logs)
 
 
 def test_asking_where_creates_nothing(tmp_path: Path) -> None:
@@ -46,6 +47,6 @@ def test_asking_where_creates_nothing(tmp_path: Path) -> None:
     assert not root.exists()
 
 
-@pytest.mark.parametrize(("name", "file"), [("presets", "tiny.yaml"), ("build", "README.md")])
+@pytest.mark.parametrize(("name", "file"), [("presets", "tiny.yaml"), ("build", "pin.yaml")])
 def test_shipped_data_is_found_in_a_checkout(name: str, file: str) -> None:
     assert (paths.data_folder(name) / file).is_file()

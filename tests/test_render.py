@@ -20,7 +20,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_plain_progress_writes_one_line_per_step_and_period(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with render.progress() as report:
-        for done in range(0, 100):
+        for done in range(100):
             report("compiling", done, 100)
             clock[0] += 1.0
         report("compiling", 100, 100)

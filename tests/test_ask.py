@@ -1,0 +1,165 @@
+"""What of a body is read, and that the rest keeps its bytes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from supervisor import ask
+from supervisor.ask import Ask
+from supervisor.errors import Error
+
+
+def test_the_fields_that_decide_a_requests_way_are_read() -> None:
+    found = Ask.parse(b'{"model": "tiny", "stream": true, "n": 2, "messages": [{"role": "user"}], "x": {"model": "other"}}')
+    assert (found.model, found.streams, found.cost) == ("tiny", True, 2)
+
+
+def test_left_out_fields_have_harmless_values() -> None:
+    found = Ask.parse(b"{}")
+    assert (found.model, found.streams, found.cost) == (None, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "streams"), [("true", True), ("false", False), ("null", False), ("1", False), ('"true"', False)]
+)
+def test_only_true_streams(value: str, streams: bool) -> None:
+    assert Ask.parse(b'{"stream": %b}' % value.encode()).streams is streams
+
+
+def test_the_last_of_two_equal_keys_wins_as_in_the_engine() -> None:
+    found = Ask.parse(b'{"model": "a", "stream": false, "model": "b", "stream": true}')
+    assert (found.model, found.streams) == ("b", True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b" ",
+        b"null",
+        b"[]",
+        b'"x"',
+        b"{",
+        b'{"a":1,}',
+        b"{'a':1}",
+        b'{"a":1} x',
+        b'{"a":1}{"b":2}',
+        b'{"a":\xff"}',
+        b'{"a":"\xff"}',
+        b'{"a":"\x01"}',
+        b'{"a":"\\ud800"}',
+        b'{"a":01}',
+        b'{"a":NaN}',
+        b'{"a":-Infinity}',
+        b'{"a":[{"b":Infinity}]}',
+        b'{"a":' + b"[" * 1000 + b"]" * 1000 + b"}",
+        b"\xef\xbb\xbf{}",
+        b'{"model": 1}',
+        b'{"model": ["tiny"]}',
+    ],
+)
+def test_a_body_the_engine_would_choke_on_is_the_clients_fault(body: bytes) -> None:
+    """llama-server answers malformed JSON with 500, which clients retry (facts/engine.md §11)."""
+    with pytest.raises(Error) as raised:
+        Ask.parse(body)
+    assert (raised.value.status, raised.value.code) == (400, "invalid_request_error")
+    assert "\n" not in raised.value.message
+
+
+def test_a_bad_field_is_named() -> None:
+    with pytest.raises(Error, match=r"model: .*string"):
+        Ask.parse(b'{"model": 1}')
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity and beyond", '\\"NaN\\"'])
+def test_words_that_look_like_numbers_are_fine_in_text(text: str) -> None:
+    assert Ask.parse(b'{"model": "tiny", "prompt": "%b"}' % text.encode()).model == "tiny"
+
+
+def test_a_body_quotes_none_of_its_text_in_an_error() -> None:
+    """Prompts stay out of logs and error bodies."""
+    with pytest.raises(Error) as raised:
+        Ask.parse(b'{"prompt": "my secret", "model": {"my": "secret"}}')
+    assert "secret" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("members", "cost"),
+    [
+        ("", 1),
+        ('"n": 3', 3),
+        ('"n": 0', 1),
+        ('"n": -1', 1),
+        ('"n": null', 1),
+        ('"n": "3"', 1),
+        ('"n": true', 1),
+        ('"n": 2.0', 1),
+        ('"prompt": "a b c"', 1),
+        ('"prompt": ["a", "b"]', 2),
+        ('"prompt": ["a", "b"], "n": 3', 6),
+        ('"prompt": [1, 2, 3]', 1),  # one prompt of three tokens
+        ('"prompt": [[1, 2], [3]]', 2),
+        ('"prompt": ["a", 1, [2]]', 3),
+        ('"prompt": []', 1),
+        ('"prompt": {"prompt_string": "a"}', 1),
+        ('"prompt": null', 1),
+    ],
+)
+def test_a_request_costs_the_sequences_it_decodes(members: str, cost: int) -> None:
+    assert Ask.parse(b"{%b}" % members.encode()).cost == cost
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b'{"model": "tiny", "temperature": 0.10, "seed": 12345678901234567890, "x": "\\u00e9"}  \r\n',
+        b'{"messages": [{"content": "id_slot and lora"}]}',
+        b'{"id_slot": null, "lora": null}',
+    ],
+)
+def test_a_harmless_body_passes_byte_for_byte(body: bytes) -> None:
+    assert Ask.parse(body).stripped(body) is body
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        '"id_slot": 3',
+        '"lora": [{"id": 0, "scale": 1}]',
+        '"id_slot": 0, "id_slot": 3, "lora": []',
+        '"id\\u005fslot": 3',
+        '"model": "tiny", "id_slot": 3, "x": {"id_slot": 4}',
+        '"id_slot": "3"',
+        '"id_slot": 3 ',
+    ],
+)
+def test_what_a_client_may_not_choose_is_overruled_by_the_last_member(members: str) -> None:
+    for body in (b"{%b}" % members.encode(), b" {%b\n} \r\n\t" % members.encode()):
+        sent = Ask.parse(body).stripped(body)
+        found = json.loads(sent)
+        assert (found["id_slot"], found["lora"]) == (-1, [])
+        assert sent.startswith(body.rstrip()[:-1].rstrip())
+        assert {key: value for key, value in json.loads(body).items() if key not in ("id_slot", "lora")} == {
+            key: value for key, value in found.items() if key not in ("id_slot", "lora")
+        }
+
+
+@pytest.mark.parametrize(
+    ("body", "extended"),
+    [
+        (b"{}", b'{"a":1}'),
+        (b" { } ", b' {"a":1}'),
+        (b'{"b":{}}', b'{"b":{},"a":1}'),
+        (b'{"b":2 \n}\n', b'{"b":2,"a":1}'),
+        (b'{"a":{"a":2}}', b'{"a":{"a":2},"a":1}'),
+    ],
+)
+def test_members_are_added_at_the_end(body: bytes, extended: bytes) -> None:
+    assert ask.extend(body, b'"a":1') == extended
+
+
+def test_fields_are_the_whole_body() -> None:
+    assert ask.fields(b'{"logprobs": true, "tools": []}') == {"logprobs": True, "tools": []}
