@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -222,3 +223,44 @@ def real_box(tmp_path_factory: pytest.TempPathFactory, real_engine: engine.Engin
 def tiny(real_box: Box) -> Client:
     """``llmctl up tiny`` on the real engine, one thread, two slots; shared by a module's tests."""
     return real_box.up("--set", "threads=1", "--set", "slots=2", "--set", "context=4096")
+
+
+@contextlib.contextmanager
+def bare_engine(server: Path, model: Path, *words: str) -> Iterator[httpx2.Client]:
+    """A llama-server without llmctl: what the front door's answers are compared with. Two slots, one thread."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = ("-m", str(model), "--host", "127.0.0.1", "--port", str(port), "-np", "2", "-c", "4096", "-t", "1", "--fit", "off")
+    process = subprocess.Popen(
+        [str(server), *common, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as client:
+
+            def healthy() -> bool:
+                assert process.poll() is None, f"llama-server ended with {process.returncode}"
+                with contextlib.suppress(httpx2.HTTPError):
+                    return client.get("/health").status_code == 200
+                return False
+
+            until(healthy)
+            yield client
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def engine_server(real_engine: engine.Engine, tiny_model: Path) -> Iterator[httpx2.Client]:
+    """A client of a bare real llama-server with the model's own chat template."""
+    with bare_engine(real_engine.server, tiny_model) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def tool_engine_server(real_engine: engine.Engine, tiny_model: Path) -> Iterator[httpx2.Client]:
+    """The same with a template that has tools and thoughts."""
+    template = Path(__file__).parent / "data" / "hermes_tools.jinja"
+    with bare_engine(real_engine.server, tiny_model, "--chat-template-file", str(template)) as client:
+        yield client
