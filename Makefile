@@ -33,10 +33,12 @@ check-static: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m supervisor.docs --check
 
 fix: $(VENV)/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python -m supervisor.docs
 
 bench-proxy: $(VENV)/dev
 	$(BIN)/python -m bench.proxy

@@ -14,8 +14,8 @@ is never the same twice. So: believe the ratios, not the microseconds.
   in turns: one each (or one burst of eight each), rotating.
 - Of turns the median is shown.
 
-With ``--check`` the exit status is 1 when a bound of :data:`BOUNDS` is exceeded. Nothing leaves the machine; all processes are ended
-however the run ends.
+With ``--check`` the exit status is 1 when a bound of :data:`BOUNDS` is exceeded. Only loopback and Unix sockets are used, and all
+processes are ended however the run ends. It runs from a checkout: the fake engine isn't part of the wheel.
 """
 
 from __future__ import annotations
@@ -266,8 +266,11 @@ def wait_http(port: int, path: str, log: Path, started: subprocess.Popen[bytes])
 # The report.
 
 
-def report(result: Result, names: list[str]) -> None:
+def report(result: Result, names: list[str], load_average: float) -> None:
     """Tables, each with its terms."""
+    render.out(
+        f"{os.cpu_count()} CPUs; {load_average:.1f} processes were running when it began: the fewer, the more this is worth.\n"
+    )
     rows: list[list[Any]] = []
     for load in LOADS:
         for name in names:
@@ -311,7 +314,7 @@ def rounded(value: float | None) -> float | None:
     return round(value, 2) if isinstance(value, float) else value
 
 
-def as_json(result: Result, names: list[str], size: Size, load_average: list[float]) -> dict[str, Any]:
+def as_json(result: Result, names: list[str], size: Size, load_average: float) -> dict[str, Any]:
     """The same for a script, with each turn."""
     return {
         "machine": {
@@ -357,11 +360,11 @@ def main() -> int:
             targets.append(stack.enter_context(nginx(binary, folder / "nginx", str(targets[0].address))))
         elif "nginx" not in args.without:
             render.say("nginx isn't installed, so there is nothing to compare CPU with: no ratios.")
-        load_average = list(os.getloadavg())
+        load_average = os.getloadavg()[0]
         result = uvloop.run(run(targets, size, "tiny"))
 
     names = [target.name for target in targets]
-    report(result, names)
+    report(result, names, load_average)
     if args.json:
         args.json.write_text(json.dumps(as_json(result, names, size, load_average), indent=1))
     return int(args.check and any(value > BOUNDS[name] for name, value in result.judged().items()))

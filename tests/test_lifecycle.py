@@ -75,7 +75,7 @@ LOAD_FAILED = """\
 """
 PERMANENT = {
     "error: invalid argument: --bogus": "knows no such option",
-    'error while handling argument "--port": stoi\n\nusage:\n--port PORT   port to listen\n\nto show complete usage, run with -h': "refused",
+    'error while handling argument "--port": stoi\n\nusage:\n--port PORT\n\nto show complete usage, run with -h': "refused",
     'error while handling argument "--cache-type-k": Unsupported cache type: foo': "refused",
     'error while handling argument "--device": invalid device: CUDA0': "refused",
     'error while handling argument "--spec-type": unknown speculative type: foo': "refused",
