@@ -1,0 +1,157 @@
+"""The command line as a person meets it: one sentence and a ``try:`` line, the exit code, nothing left behind; and the JSON scripts read."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from supervisor import rundir
+from supervisor.cli import COMMANDS
+from supervisor.errors import Exit
+from tests import fakes
+from tests.conftest import Box
+
+Boxes = Callable[..., Box]
+
+
+def refused(box: Box, code: Exit, *words: str) -> str:
+    """Run a command that must fail so; returns its sentence."""
+    done = box.llmctl(*words)
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert lines[-2].startswith("error: "), done.stderr
+    assert lines[-1].startswith("try: "), done.stderr
+    assert "Traceback" not in done.stderr
+    assert box.left_behind() == []
+    return lines[-2]
+
+
+@pytest.fixture
+def box(fake_box: Boxes) -> Box:
+    return fake_box(tokens=3)
+
+
+def up(box: Box, *words: str) -> tuple[str, ...]:
+    return ("up", "tiny", "--port", "0", "--model", str(box.model), *words)
+
+
+@pytest.mark.parametrize("mode", [(), ("--detach",)])
+class TestUpRefuses:
+    """In the foreground and detached alike."""
+
+    def test_a_preset_that_is_not_there(self, box: Box, mode: tuple[str, ...]) -> None:
+        assert "tinny" in refused(box, Exit.CONFIG, "up", "tinny", *mode)
+
+    def test_an_option_out_of_bounds(self, box: Box, mode: tuple[str, ...]) -> None:
+        assert "slots is '0'" in refused(box, Exit.CONFIG, *up(box, "--set", "slots=0", *mode))
+
+    def test_a_taken_port_and_names_who_has_it(self, box: Box, mode: tuple[str, ...]) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = str(taken.getsockname()[1])
+            said = refused(box, Exit.BUSY, "up", "tiny", "--model", str(box.model), "--port", port, *mode)
+        assert port in said
+        assert f"(pid {os.getpid()})" in said
+
+    def test_a_host_that_others_reach(self, box: Box, mode: tuple[str, ...]) -> None:
+        assert "0.0.0.0" in refused(box, Exit.USAGE, *up(box, "--host", "0.0.0.0", *mode))
+
+    def test_a_model_that_is_not_there(self, box: Box, mode: tuple[str, ...]) -> None:
+        refused(box, Exit.MODEL, "up", "tiny", "--port", "0", "--model", "/no/such.gguf", *mode)
+
+    def test_a_file_that_is_no_model(self, box: Box, tmp_path: Path, mode: tuple[str, ...]) -> None:
+        page = tmp_path / "page.gguf"
+        page.write_text("<!DOCTYPE html><html>Not found</html>" * 3)
+        assert "a web page" in refused(box, Exit.MODEL, "up", "tiny", "--port", "0", "--model", str(page), *mode)
+
+    def test_an_engine_that_is_not_there(self, box: Box, mode: tuple[str, ...]) -> None:
+        box.engine = box.engine.with_name("nothing")
+        refused(box, Exit.ENGINE, *up(box, *mode))
+
+    def test_a_child_that_can_never_start(self, fake_box: Boxes, mode: tuple[str, ...]) -> None:
+        box = fake_box(start_exit=1, start_log="llama_model_load: error loading model: unknown model architecture: 'new'")
+        said = refused(box, Exit.CHILD, *up(box, *mode))
+        assert "too old for this model" in said
+        assert "'new'" in said
+        assert len(fakes.events(box.engine.parent, "start")) == 1  # what comes back at once isn't tried again
+
+    def test_a_home_that_has_its_llmctl(self, box: Box, mode: tuple[str, ...]) -> None:
+        running = box.up()
+        done = box.llmctl(*up(box, *mode))
+        assert done.returncode == Exit.BUSY
+        assert f"(pid {running.process.pid})" in done.stderr
+        assert running.stop() == 0
+
+
+def test_detached_it_returns_when_ready_and_down_ends_it(box: Box) -> None:
+    done = box.llmctl(*up(box, "--detach", "--json"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["address"].startswith("http://127.0.0.1:")
+    status = json.loads(box.llmctl("status", "--json").stdout)
+    (tiny,) = status["presets"]
+    assert (tiny["name"], tiny["state"], tiny["slots"]) == ("tiny", "ready", {"busy": 0, "total": 4})
+    assert tiny["cause"] is None
+    down = box.llmctl("down", "--json")
+    assert json.loads(down.stdout) == {"stopped": True, "presets": ["tiny"]}
+    assert box.left_behind() == []
+    assert box.llmctl("status").returncode == 0
+
+
+def test_down_clears_what_a_killed_llmctl_left(box: Box) -> None:
+    client = box.up()
+    client.process.kill()
+    client.process.wait()
+    assert rundir.read(box.home.run) is None
+    assert json.loads(box.llmctl("down", "--json").stdout) == {"stopped": False, "cleared": True}
+    assert box.left_behind() == []
+
+
+def test_a_dry_run_prints_the_command_line_and_starts_nothing(box: Box) -> None:
+    done = box.llmctl("up", "tiny", "--dry-run", "--set", "slots=3", "--json")
+    argv = json.loads(done.stdout)["argv"]
+    assert argv[0] == str(box.engine)
+    assert argv[argv.index("--parallel") + 1] == "3"
+    assert fakes.events(box.engine.parent, "start") == []
+    assert not box.home.models.exists()
+
+
+def test_logs_are_the_engines_words(box: Box) -> None:
+    assert box.up().stop() == 0
+    done = box.llmctl("logs", "tiny")
+    assert "model loaded" in done.stdout
+    assert refused(box, Exit.USAGE, "logs", "nobody")
+
+
+def test_usage_sums_what_was_answered(box: Box) -> None:
+    client = box.up()
+    with client.http as http:
+        for _ in range(3):
+            assert http.post("/v1/completions", json={"model": "tiny", "prompt": "a b", "max_tokens": 2}).status_code == 200
+    assert client.stop() == 0
+    (row,) = json.loads(box.llmctl("usage", "--json").stdout)["rows"]
+    assert (row["preset"], row["requests"], row["ok"], row["completion_tokens"]) == ("tiny", 3, 3, 6)
+    assert "tiny" in box.llmctl("usage").stdout
+
+
+def test_usage_of_an_empty_home_is_empty(box: Box) -> None:
+    assert json.loads(box.llmctl("usage", "--json").stdout) == {"rows": []}
+    assert box.llmctl("usage", "--records", "--json").stdout == ""
+
+
+def test_every_command_has_help_and_stands_in_the_readme(box: Box) -> None:
+    readme = Path(__file__).parent.parent.joinpath("README.md").read_text()
+    for name in COMMANDS:
+        done = box.llmctl(name, "--help")
+        assert done.returncode == 0, done.stderr
+        assert f"llmctl {name}" in readme
+
+
+def test_wrong_usage_is_exit_code_2(box: Box) -> None:
+    assert box.llmctl("up").returncode == Exit.USAGE
+    assert box.llmctl("nothing").returncode == Exit.USAGE

@@ -1,0 +1,16 @@
+"""The README's generated parts are what the code says now."""
+
+from __future__ import annotations
+
+from supervisor import docs, lifecycle, preset
+
+
+def test_the_readme_is_fresh() -> None:
+    text = docs.README.read_text()
+    assert docs.render(text) == text, "try: make fix"
+
+
+def test_every_option_and_every_state_is_in_it() -> None:
+    text = docs.README.read_text()
+    assert all(f"| `{name}` |" in text for name in preset.options())
+    assert all(f"    {state.name} -->" in text for state in lifecycle.State)
