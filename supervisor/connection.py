@@ -57,6 +57,14 @@ class Connection(HttpToolsProtocol):
     def __repr__(self) -> str:
         return f"<Connection {self.client} {'gone' if self.gone else 'open'}>"
 
+    def whole_body(self) -> bytes | None:
+        """The request's body if all of it is here already, as it mostly is; spares the waiting for it."""
+        cycle = self.cycle
+        if cycle.more_body:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
+
     def write_chunk(self, data: bytes) -> None:
         """Write a piece of a body that was started without a length. Not awaited: back-pressure goes through ``source``."""
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))

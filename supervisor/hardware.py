@@ -108,11 +108,15 @@ def cpu_model(cpuinfo: str) -> str:
 
 
 def physical_cores(cpuinfo: str | None = None, allowed: Iterable[int] | None = None) -> int:
-    """Physical cores among the allowed logical CPUs (None: all): two hyperthreads count once. At least 1."""
-    text = CPUINFO.read_text() if cpuinfo is None else cpuinfo
+    """Physical cores among the allowed logical CPUs: two hyperthreads count once. At least 1.
+
+    Without a text, this machine's, among the CPUs that this process may run on; with one and without ``allowed``, all in it.
+    """
+    if cpuinfo is None:
+        cpuinfo, allowed = CPUINFO.read_text(), os.sched_getaffinity(0) if allowed is None else allowed
     wanted = None if allowed is None else frozenset(allowed)
     cores = set()
-    for block in text.split("\n\n"):
+    for block in cpuinfo.split("\n\n"):
         number = cpu_field(block, "processor")
         if number.isdigit() and (wanted is None or int(number) in wanted):
             core = cpu_field(block, "core id")

@@ -36,6 +36,15 @@ class Reading:
     """``completion_tokens`` is the number of events that passed, because the reply has no final timings."""
 
 
+_ROLE: Final = b'"delta":{"role":'  # a chat's first event says who speaks, and no token yet
+_PLAIN_START: Final = (
+    b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":"',
+    b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"reasoning_content":"',
+)
+_PLAIN_END: Final = b'"object":"chat.completion.chunk"}\n\n'
+"""An event between these is a token and nothing else: in llama-server's key order ``timings`` and ``usage`` would follow ``object``."""
+
+
 class Meter:
     """Reads one streamed reply. Feed it the body's bytes as they come, cut anywhere."""
 
@@ -53,6 +62,9 @@ class Meter:
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the body."""
         self.sent_bytes += len(data)
+        if not self._rest and data.startswith(_PLAIN_START) and data.endswith(_PLAIN_END) and data.count(b"\n") == 2:
+            self.events += 1
+            return
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -60,7 +72,7 @@ class Meter:
             cut = data.rfind(b"\n\n") + 2
             self._rest = data[cut:] if cut >= 2 else data
             data = data[:cut] if cut >= 2 else b""
-        self.events += data.count(_EVENT) + data.startswith(_EVENT[1:])
+        self.events += data.count(_EVENT) + data.startswith(_EVENT[1:]) - data.count(_ROLE)
         if _TIMINGS in data or _FINISH in data or _USAGE in data:
             self._keep(data)
         if _ERROR in data:

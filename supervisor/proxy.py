@@ -40,7 +40,11 @@ class Proxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. An :class:`Error` becomes its envelope; none is raised once a reply has begun."""
         try:
-            await self._answer(scope[KEY], scope["path"], await read_body(scope, receive), send)
+            client: Connection = scope[KEY]
+            body = client.whole_body()
+            if body is None:
+                body = await read_body(scope, receive)
+            await self._answer(client, scope["path"], body, send)
         except Error as error:
             await reply.refuse(send, error)
 
@@ -67,6 +71,7 @@ class Proxy:
             row.status = "refused" if error.status in (429, 503) else "error"
             raise
         finally:
+            answer.measure()
             self._ledger.close(row)
 
     @asynccontextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from starlette.types import Send
@@ -39,6 +40,7 @@ class Reply:
         self.client = client
         self.send = send
         self.row = row
+        self.meter = Meter()
         self.begun = False
         """The client has had the head of an answer: an error can only be an event now, or a cut."""
 
@@ -52,6 +54,11 @@ class Reply:
 
     async def _take(self, exchange: Exchange) -> None:
         raise NotImplementedError
+
+    def measure(self) -> None:
+        """Put what the meter saw into the row. Called once, when the slot has been given back: it parses JSON."""
+        self.row.reading = self.meter.read()
+        self.row.sent_bytes = self.meter.sent_bytes
 
     def asked(self, body: bytes) -> bytes:
         """The body to send upstream for this kind of answer."""
@@ -85,28 +92,22 @@ class Streamed(Reply):
     """Events to a client that asked for them, byte for byte."""
 
     async def _take(self, exchange: Exchange) -> None:
-        meter = Meter()
-        write = self.client.write_chunk
-        feed = meter.feed
+        write, feed = self.client.write_chunk, self.meter.feed
 
         def pass_on(data: bytes) -> None:
             write(data)
             feed(data)
 
-        try:
-            await self.send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-            self.begun = True
-            self.client.feed_from(exchange)
-            exchange.pipe(pass_on)
-            await exchange.ended()
-            if meter.failed:
-                self.row.status = "error"  # its event has passed; no clean end follows it
-                return
-            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
-            self.row.status = "ok"
-        finally:
-            self.row.reading = meter.read()
-            self.row.sent_bytes = meter.sent_bytes
+        await self.send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        self.begun = True
+        self.client.feed_from(exchange)
+        exchange.pipe(pass_on)
+        await exchange.ended()
+        if self.meter.failed:
+            self.row.status = "error"  # its event has passed; no clean end follows it
+            return
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+        self.row.status = "ok"
 
 
 class _Assembled(Reply):
@@ -118,12 +119,12 @@ class _Assembled(Reply):
         return assemble.request_body(body)
 
     async def _take(self, exchange: Exchange) -> None:
-        meter, parser, assembler = Meter(), sse.Parser(), assemble.Assembler(self.route)
+        parser, assembler = sse.Parser(), assemble.Assembler(self.route)
         problem: Error | None = None
 
         def take(data: bytes) -> None:
             nonlocal problem
-            meter.feed(data)
+            self.meter.feed(data)
             try:
                 for payload in parser.feed(data):
                     assembler.feed(payload)
@@ -131,24 +132,19 @@ class _Assembled(Reply):
                 problem = exc
                 exchange.abort()
 
+        exchange.pipe(take)
         try:
-            exchange.pipe(take)
-            try:
-                await exchange.ended()
-            except Broken:
-                if problem is not None:
-                    raise problem from None
-                raise
-            if assembler.error is not None:
-                self.row.status = "error"
-                await respond(self.send, _status_of(assembler.error), {"error": assembler.error | {"source": "engine"}})
-                return
-            reply = json.dumps(assembler.result(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-            self.row.sent_bytes = len(reply)
-            await respond(self.send, 200, reply)
-            self.row.status = "ok"
-        finally:
-            self.row.reading = meter.read()
+            await exchange.ended()
+        except Broken:
+            if problem is not None:
+                raise problem from None
+            raise
+        if assembler.error is not None:
+            self.row.status = "error"
+            await respond(self.send, _status_of(assembler.error), {"error": assembler.error | {"source": "engine"}})
+            return
+        await respond(self.send, 200, assembler.result())
+        self.row.status = "ok"
 
 
 class AssembledChat(_Assembled):
@@ -166,17 +162,26 @@ class AssembledText(_Assembled):
 class Passed(Reply):
     """A reply that can't be assembled: the engine's own, held whole and passed as it is."""
 
+    _raw = b""
+
     async def _take(self, exchange: Exchange) -> None:
-        raw = await _whole(exchange)
-        self.row.reading = reading([body for body in (_object(raw),) if body is not None])
-        self.row.sent_bytes = len(raw)
-        await respond(self.send, 200, raw)
+        self._raw = await _whole(exchange)
+        await respond(self.send, 200, self._raw)
         self.row.status = "ok"
 
+    def measure(self) -> None:
+        """An unstreamed body is one telling event."""
+        found = _object(self._raw)
+        self.row.reading = reading([found] if found is not None else [])
+        self.row.sent_bytes = len(self._raw)
 
-async def respond(send: Send, status: int, content: bytes | dict[str, Any]) -> None:
+
+async def respond(send: Send, status: int, content: bytes | Mapping[str, object]) -> None:
     """Send a whole JSON reply."""
-    body = content if isinstance(content, bytes) else json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+    if isinstance(content, bytes):
+        body = content
+    else:
+        body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

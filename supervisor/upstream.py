@@ -27,6 +27,9 @@ WARM_UP_TOKENS: Final = 8
 """Decoded before a child is called ready: the first decode is where memory that was promised is really taken."""
 
 
+_DOOR: Final = int(socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+
+
 class Broken(Exception):
     """The connection ended before the reply did; the proxy branches on it."""
 
@@ -182,7 +185,7 @@ class Upstream:
     async def request(self, path: str, body: bytes) -> Exchange:
         """POST ``body`` (JSON) to ``path``. Raises :class:`Broken` when the child doesn't take connections."""
         exchange = Exchange(self)
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        door = socket.socket(socket.AF_UNIX, _DOOR)
         try:
             door.connect(self._path)  # a Unix socket connects at once or says why not
             await self._loop.create_unix_connection(lambda: exchange, sock=door)
