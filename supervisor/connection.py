@@ -52,6 +52,7 @@ class Connection(HttpToolsProtocol):
         """The client has left."""
         self._task: asyncio.Task[None] | None = None
         self._head_bytes = 0
+        self._in_head = False
         self._head_timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -92,9 +93,9 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
-        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
-            self._await_head()
         super().data_received(data)
+        if self._in_head and self._head_timer is None:
+            self._await_head()
 
     def pause_writing(self) -> None:
         """The client's buffer is full."""
@@ -116,6 +117,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         super().on_message_begin()
         self._head_bytes = 0
+        self._in_head = True
         self.scope[KEY] = self  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
@@ -130,6 +132,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is whole: the request's task starts, unless it is being refused."""
+        self._in_head = False
         self._head_is_in()
         if self.transport.is_closing():
             return
