@@ -101,7 +101,8 @@ def build(
     """Build an engine, or find it in the store; either way it is the picked one afterwards.
 
     ``cuda_arch`` (``86``) asks for CUDA without a card. ``smoke_model`` is a GGUF file that the new engine has to generate a token from;
-    without one only its ``--version`` is run. Raises Error, exit ENGINE or, while another build runs, BUSY.
+    without one only its ``--version`` is run. Call it from a thread that outlives it: the compilers die with the thread that started them.
+    Raises Error, exit ENGINE or, while another build runs, BUSY.
     """
     began = time.monotonic()
     recipe = recipe or recipes.load()

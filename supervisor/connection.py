@@ -10,6 +10,7 @@ uvicorn's internals are used on purpose, its version range is pinned, and ``test
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from email.utils import formatdate
 from time import time
 from typing import Any, Final, Protocol
@@ -51,7 +52,8 @@ class Connection(HttpToolsProtocol):
         self.gone = False
         """The client has left."""
         self._task: asyncio.Task[None] | None = None
-        self._head_bytes = 0
+        self._unsent_head = b""
+        self._head_bytes = self._unparsed_bytes = 0
         self._in_head = False
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -66,9 +68,32 @@ class Connection(HttpToolsProtocol):
         body, cycle.body = bytes(cycle.body), bytearray()
         return body
 
+    def begin_chunked(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Begin a reply of status 200 without a length. Its head goes out with the first chunk, or with :meth:`flush_head`.
+
+        The end goes through ASGI's ``send`` again, an empty body; a reply that may not end well just returns.
+        """
+        cycle = self.cycle
+        assert not cycle.response_started
+        cycle.response_started = cycle.chunked_encoding = True
+        lines = [b"%b: %b\r\n" % pair for pair in (*self.server_state.default_headers, *headers)]
+        if not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        self._unsent_head = b"".join((STATUS_LINE[200], *lines, b"transfer-encoding: chunked\r\n\r\n"))
+
+    def flush_head(self) -> None:
+        """Send the head that waits for its first chunk, if it still does."""
+        if self._unsent_head:
+            head, self._unsent_head = self._unsent_head, b""
+            self.transport.write(head)
+
     def write_chunk(self, data: bytes) -> None:
-        """Write a piece of a body that was started without a length. Not awaited: back-pressure goes through ``source``."""
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        """Write a piece of a body that was begun without a length. Not awaited: back-pressure goes through ``source``."""
+        if self._unsent_head:
+            head, self._unsent_head = self._unsent_head, b""
+            self.transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
+        else:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def feed_from(self, source: Source) -> None:
         """Let ``source`` be paused while this client takes nothing, from now on."""
@@ -94,8 +119,13 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
         super().data_received(data)
-        if self._in_head and self._head_timer is None:
-            self._await_head()
+        if self._in_head and not self.transport.is_closing():
+            # The parser tells of a header when it is whole: one that never ends is only seen here.
+            self._unparsed_bytes += len(data)
+            if self._unparsed_bytes > HEAD_LIMIT:
+                self._refuse_head()
+            elif self._head_timer is None:
+                self._await_head()
 
     def pause_writing(self) -> None:
         """The client's buffer is full."""
@@ -116,7 +146,7 @@ class Connection(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()
         super().on_message_begin()
-        self._head_bytes = 0
+        self._head_bytes = self._unparsed_bytes = 0
         self._in_head = True
         self.scope[KEY] = self  # type: ignore[typeddict-unknown-key]
 
@@ -152,7 +182,10 @@ class Connection(HttpToolsProtocol):
     def _count_head(self, count: int) -> None:
         self._head_bytes += count
         if self._head_bytes > HEAD_LIMIT and not self.transport.is_closing():
-            self._refuse(431, f"a request's head may have {HEAD_LIMIT} bytes")
+            self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"a request's head may have {HEAD_LIMIT} bytes")
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S, self._refuse, 408, f"a request's head must be here within {HEAD_S:.0f} s")

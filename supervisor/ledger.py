@@ -7,19 +7,22 @@ the next start closes as ``interrupted``.
 
 from __future__ import annotations
 
+import logging
 import queue
 import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from supervisor.errors import Error, Exit
 from supervisor.meter import Reading
+
+log = logging.getLogger("llmctl.ledger")
 
 SCHEMA: Final = 1
 """Kept in ``PRAGMA user_version``."""
@@ -63,7 +66,7 @@ SELECT preset, COUNT(*) AS requests, SUM(prompt_tokens) AS prompt_tokens, SUM(ca
     SUM(completion_tokens) AS completion_tokens, SUM(status = 'ok') AS ok, SUM(status = 'cancelled') AS cancelled
 FROM requests GROUP BY preset ORDER BY preset"""
 
-_Change = tuple[str, tuple[Any, ...]]
+_Change = tuple[str, Callable[[], tuple[Any, ...]]]
 
 
 @dataclass(slots=True)
@@ -73,8 +76,6 @@ class Row:
     id: str
     status: Status = "error"
     attempts: int = 0
-    sent_bytes: int = 0
-    reading: Reading = field(default_factory=Reading)
 
 
 class Ledger:
@@ -97,29 +98,17 @@ class Ledger:
     def open(self, preset: str, route: str, *, stream: bool) -> Row:
         """Open the row of a request that is being admitted."""
         row = Row(f"req_{secrets.token_hex(8)}")
-        self._changes.put((_OPEN, (row.id, time.time(), preset, route, stream)))
+        values = (row.id, time.time(), preset, route, stream)
+        self._changes.put((_OPEN, lambda: values))
         return row
 
-    def close(self, row: Row) -> None:
-        """Close a row with what its owner set. A second call changes nothing."""
-        found = row.reading
-        values = (
-            *(
-                time.time(),
-                row.status,
-                row.attempts,
-                found.prompt_tokens,
-                found.cached_tokens,
-                found.completion_tokens,
-                found.counted,
-            ),
-            *(found.prefill_tps, found.decode_tps, found.draft_tokens, found.draft_accepted, found.finish_reason, row.sent_bytes),
-            row.id,
-        )
-        self._changes.put((_CLOSE, values))
+    def close(self, row: Row, measure: Callable[[], Reading] = Reading) -> None:
+        """Close a row with what its owner set and ``measure`` says; the writer's thread calls that. A second call changes nothing."""
+        known = (time.time(), row.status, row.attempts)
+        self._changes.put((_CLOSE, lambda: (*known, *_measured(row.id, measure), row.id)))
 
     def shut(self) -> None:
-        """Write what is left and end the thread."""
+        """Write what is left and end the thread; what the disk doesn't take now is lost."""
         self._changes.put(None)
         self._thread.join()
 
@@ -137,6 +126,7 @@ class Ledger:
                 more = self._gather(pending)
                 if not self._commit(connection, pending):
                     time.sleep(RETRY_S if more else 0)
+        self.lost += len(pending)
 
     def _gather(self, pending: list[_Change]) -> bool:
         """Add the changes of one batch; False when that was the last."""
@@ -163,7 +153,7 @@ class Ledger:
         try:
             connection.execute("BEGIN IMMEDIATE")
             for statement, values in pending:
-                connection.execute(statement, values)
+                connection.execute(statement, values())
             connection.execute("COMMIT")
         except sqlite3.Error:
             if connection.in_transaction:
@@ -171,6 +161,19 @@ class Ledger:
             return False
         pending.clear()
         return True
+
+
+def _measured(request: str, measure: Callable[[], Reading]) -> tuple[Any, ...]:
+    """What was measured, in the order of :data:`_CLOSE`."""
+    try:
+        found = measure()
+    except Exception as exc:  # an engine that speaks otherwise must not end the writer
+        log.warning("%s can't be measured: %r", request, exc)
+        found = Reading()
+    return (
+        *(found.prompt_tokens, found.cached_tokens, found.completion_tokens, found.counted, found.prefill_tps, found.decode_tps),
+        *(found.draft_tokens, found.draft_accepted, found.finish_reason, found.sent_bytes),
+    )
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

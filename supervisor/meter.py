@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 _INDEX: Final = re.compile(rb'"index":\s*(\d+)')
@@ -34,6 +34,8 @@ class Reading:
     finish_reason: str | None = None
     counted: bool = False
     """``completion_tokens`` is the number of events that passed, because the reply has no final timings."""
+    sent_bytes: int = field(default=0, compare=False)
+    """Of the engine's body."""
 
 
 _ROLE: Final = b'"delta":{"role":'  # a chat's first event says who speaks, and no token yet
@@ -93,7 +95,7 @@ class Meter:
     def read(self) -> Reading:
         """The figures so far."""
         bodies = [body for text in self._finals.values() if (body := _object(text)) is not None]
-        return reading(bodies, counted=self.events)
+        return reading(bodies, counted=self.events, sent_bytes=self.sent_bytes)
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
@@ -104,7 +106,7 @@ def _object(text: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def reading(bodies: list[dict[str, Any]], *, counted: int | None = None) -> Reading:
+def reading(bodies: list[dict[str, Any]], *, counted: int | None = None, sent_bytes: int = 0) -> Reading:
     """The figures of a reply whose telling events, or whole bodies, are ``bodies``; ``counted`` events serve where they say nothing."""
     timings = [body["timings"] for body in bodies if isinstance(body.get("timings"), dict)]
     usages = [body["usage"] for body in bodies if isinstance(body.get("usage"), dict)]
@@ -125,6 +127,7 @@ def reading(bodies: list[dict[str, Any]], *, counted: int | None = None) -> Read
             draft_tokens=int(_total(timings, "draft_n")) if drafted else None,
             draft_accepted=int(_total(timings, "draft_n_accepted")) if drafted else None,
             finish_reason=reason,
+            sent_bytes=sent_bytes,
         )
     if usages:
         details = usages[-1].get("prompt_tokens_details") or {}
@@ -133,8 +136,9 @@ def reading(bodies: list[dict[str, Any]], *, counted: int | None = None) -> Read
             cached_tokens=details.get("cached_tokens"),
             completion_tokens=usages[-1].get("completion_tokens"),
             finish_reason=reason,
+            sent_bytes=sent_bytes,
         )
-    return Reading(completion_tokens=counted, finish_reason=reason, counted=counted is not None)
+    return Reading(completion_tokens=counted, finish_reason=reason, counted=counted is not None, sent_bytes=sent_bytes)
 
 
 def _total(timings: list[dict[str, Any]], key: str) -> float:

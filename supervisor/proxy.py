@@ -1,14 +1,12 @@
 """One request from its head to its record: body → ask → place → ready child → forward → release, record.
 
-The clean-ups hang on one ``async with``, so success, the child's death, a client that leaves while queued and one that leaves
+The clean-ups hang on one ``try``, so success, the child's death, a client that leaves while queued and one that leaves
 mid-stream are one path. Leaving is a cancellation: :mod:`~supervisor.connection` cancels the request's task.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final
 
 from starlette.types import Receive, Scope, Send
@@ -53,15 +51,16 @@ class Proxy:
         ward = self._arbiter.ward(ask.model)
         row = self._ledger.open(ward.name, route, stream=ask.streams)
         answer = _choose(ask, body, route)(client, send, row)
+        ticket = Ticket(ask.cost)
         try:
-            async with self._place(ward, Ticket(ask.cost)):
-                upstream = await self._arbiter.ensure_ready(ward)
-                row.attempts += 1
-                exchange = await upstream.request(route, answer.asked(ask.stripped(body)))
-                try:
-                    await answer.forward(exchange)
-                finally:
-                    exchange.abort()
+            await self._enter(ward, ticket)
+            upstream = await self._arbiter.ensure_ready(ward)
+            row.attempts += 1
+            exchange = await upstream.request(route, answer.asked(ask.stripped(body)), answer.begin)
+            try:
+                await answer.forward(exchange)
+            finally:
+                exchange.abort()
         except Broken as exc:
             await answer.broken(ward.name, str(exc))
         except asyncio.CancelledError:
@@ -71,12 +70,11 @@ class Proxy:
             row.status = "refused" if error.status in (429, 503) else "error"
             raise
         finally:
-            answer.measure()
-            self._ledger.close(row)
+            self._leave(ward, ticket)
+            self._ledger.close(row, answer.measure)
 
-    @asynccontextmanager
-    async def _place(self, ward: Ward, ticket: Ticket) -> AsyncIterator[None]:
-        """A place at the child, waited for in the queue. Raises :class:`Error` (HTTP 429) when the queue is full."""
+    async def _enter(self, ward: Ward, ticket: Ticket) -> None:
+        """Wait for a place at the child. Raises :class:`Error` (HTTP 429) when the queue is full."""
         offer = ward.admission.offer(ticket)
         if offer is Offer.SHED:
             raise Error(
@@ -86,17 +84,17 @@ class Proxy:
                 status=429,
                 code="queue_full",
             )
-        try:
-            if offer is Offer.QUEUED:
-                self._grants[ticket] = grant = asyncio.get_running_loop().create_future()
-                await grant
-            yield
-        finally:
-            self._grants.pop(ticket, None)
-            for admitted in ward.admission.release(ticket):
-                grant = self._grants[admitted]
-                if not grant.done():  # its client may be leaving in this very turn: then it gives the place back itself
-                    grant.set_result(None)
+        if offer is Offer.QUEUED:
+            self._grants[ticket] = grant = asyncio.get_running_loop().create_future()
+            await grant
+
+    def _leave(self, ward: Ward, ticket: Ticket) -> None:
+        """Give the place, or the one in the queue, back, and let in who comes next."""
+        self._grants.pop(ticket, None)
+        for admitted in ward.admission.release(ticket):
+            grant = self._grants[admitted]
+            if not grant.done():  # its client may be leaving in this very turn: then it gives the place back itself
+                grant.set_result(None)
 
 
 def _choose(ask: Ask, body: bytes, route: assemble.Route) -> reply.Kind:

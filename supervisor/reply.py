@@ -17,9 +17,9 @@ from supervisor import assemble, sse
 from supervisor.connection import Connection
 from supervisor.errors import Error, Exit
 from supervisor.ledger import Row
-from supervisor.meter import Meter, reading
+from supervisor.meter import Meter, Reading, reading
 from supervisor.units import MIB
-from supervisor.upstream import Broken, Exchange, Head
+from supervisor.upstream import Broken, Consume, Exchange, Head
 
 log = logging.getLogger("llmctl.reply")
 
@@ -55,14 +55,17 @@ class Reply:
     async def _take(self, exchange: Exchange) -> None:
         raise NotImplementedError
 
-    def measure(self) -> None:
-        """Put what the meter saw into the row. Called once, when the slot has been given back: it parses JSON."""
-        self.row.reading = self.meter.read()
-        self.row.sent_bytes = self.meter.sent_bytes
+    def measure(self) -> Reading:
+        """What the answer was made of. The ledger's thread asks for it, since it parses JSON."""
+        return self.meter.read()
 
     def asked(self, body: bytes) -> bytes:
         """The body to send upstream for this kind of answer."""
         return body
+
+    def begin(self, head: Head) -> Consume | None:
+        """What takes the body from the first byte on; None to hold it until :meth:`forward` asks for it."""
+        return None
 
     async def broken(self, name: str, why: str) -> None:
         """The child went away before its reply ended: an error if nothing was sent yet, else an error event and a cut connection."""
@@ -91,17 +94,23 @@ class Reply:
 class Streamed(Reply):
     """Events to a client that asked for them, byte for byte."""
 
-    async def _take(self, exchange: Exchange) -> None:
+    def begin(self, head: Head) -> Consume | None:
+        """Begin the answer in the very turn of the loop that brought the engine's."""
+        if head.status != 200:
+            return None
+        self.client.begin_chunked(_STREAM_HEADERS)
+        self.begun = True
         write, feed = self.client.write_chunk, self.meter.feed
 
         def pass_on(data: bytes) -> None:
             write(data)
             feed(data)
 
-        await self.send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        self.begun = True
+        return pass_on
+
+    async def _take(self, exchange: Exchange) -> None:
+        self.client.flush_head()
         self.client.feed_from(exchange)
-        exchange.pipe(pass_on)
         await exchange.ended()
         if self.meter.failed:
             self.row.status = "error"  # its event has passed; no clean end follows it
@@ -169,11 +178,10 @@ class Passed(Reply):
         await respond(self.send, 200, self._raw)
         self.row.status = "ok"
 
-    def measure(self) -> None:
+    def measure(self) -> Reading:
         """An unstreamed body is one telling event."""
         found = _object(self._raw)
-        self.row.reading = reading([found] if found is not None else [])
-        self.row.sent_bytes = len(self._raw)
+        return reading([found] if found is not None else [], sent_bytes=len(self._raw))
 
 
 async def respond(send: Send, status: int, content: bytes | Mapping[str, object]) -> None:

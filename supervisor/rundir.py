@@ -176,11 +176,18 @@ def _parse(folder: Path) -> Instance | None:
     try:
         raw: Mapping[str, Any] = json.loads((folder / INSTANCE).read_text())
         return Instance(
-            process=Process(**raw["process"]),
+            process=_process(raw["process"]),
             address=str(raw["address"]),
             presets=tuple(raw["presets"]),
             token=str(raw["token"]),
-            children=tuple(Process(**each) for each in raw["children"]),
+            children=tuple(_process(each) for each in raw["children"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _process(raw: Mapping[str, Any]) -> Process:
+    found = Process(int(raw["pid"]), float(raw["started"]))
+    if found.pid <= 0:
+        raise ValueError("to kill, such a pid is a whole group")
+    return found

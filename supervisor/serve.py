@@ -42,6 +42,8 @@ log = logging.getLogger("llmctl.serve")
 DEFAULT_PORT: Final = 8080
 DRAIN_S: Final = 30.0
 BACKLOG: Final = 1024
+SWITCH_S: Final = 0.0005
+"""How long the ledger's thread may keep the loop from running once the loop has something to do (Python's default is 5 ms)."""
 
 
 Ready = Callable[[str], None]
@@ -71,6 +73,7 @@ def run(service: Service, *, ready: Ready) -> None:
         stops = stack.enter_context(Stops(foreground=service.foreground))
         sockets = stack.enter_context(bind(service.host, service.port))
         owned = stack.enter_context(rundir.claim(service.home.run, service.presets, secrets.token_urlsafe(24)))
+        sys.setswitchinterval(SWITCH_S)
         ledger = Ledger(service.home.ledger)
         stack.callback(ledger.shut)
         try:

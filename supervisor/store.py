@@ -11,6 +11,7 @@ import errno
 import hashlib
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import IO, Final
 
@@ -60,7 +61,7 @@ def pull(home: Home, model: Model, progress: Progress) -> Path:
                     hint="correct the preset; nothing was kept",
                 )
             part.replace(target)
-    except (OSError, KeyError, zipfile.BadZipFile) as exc:
+    except (OSError, KeyError, zipfile.BadZipFile, zlib.error) as exc:
         full = isinstance(exc, OSError) and exc.errno == errno.ENOSPC
         why = f"the disk is full, it needs {size(model.bytes)}" if full else str(exc)
         raise Error(f"{model.file} can't be stored in {target.parent}: {why}", exit=Exit.MODEL, hint="free some space") from exc

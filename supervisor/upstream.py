@@ -42,39 +42,46 @@ class Head:
     headers: dict[bytes, bytes]
 
 
+Consume = Callable[[bytes], None]
+"""Takes the next bytes of a body."""
+Begin = Callable[[Head], Consume | None]
+"""Looks at a reply's head in the turn of the loop in which it came, and may take the body from there on."""
+
+
 class Exchange(asyncio.Protocol):
     """One request and its reply. ``await head()``, then :meth:`pipe` the body somewhere, then ``await ended()``.
 
-    Whoever opened it calls :meth:`abort` in a ``finally``; after the end that does nothing. Aborting closes the socket at once, which
-    is how llama-server learns that nobody wants the rest.
+    With ``begin`` the body can be taken sooner, without a turn of the loop in between. Whoever opened it calls :meth:`abort` in a
+    ``finally``; after the end that does nothing. Aborting closes the socket at once, which is how llama-server learns that nobody wants
+    the rest.
     """
 
-    def __init__(self, owner: Upstream) -> None:
+    def __init__(self, owner: Upstream, begin: Begin | None = None) -> None:
         self._owner = owner
+        self._begin = begin
         self._loop = asyncio.get_running_loop()
         self._parser: Any = httptools.HttpResponseParser(self)
         self._headers: dict[bytes, bytes] = {}
         self._head: asyncio.Future[Head] = self._loop.create_future()
         self._end: asyncio.Future[None] = self._loop.create_future()
         self._parts: list[bytes] = []
-        self._consume: Callable[[bytes], None] | None = None
+        self._consume: Consume | None = None
         self._transport: asyncio.Transport | None = None
         self._paused = False
 
     def __repr__(self) -> str:
         return f"<Exchange {'ended' if self._end.done() else 'open'} with {self._owner!r}>"
 
-    def send(self, head: bytes, body: bytes) -> None:
-        """Write the request."""
+    def send(self, rest: bytes | memoryview) -> None:
+        """Write what the socket didn't take at once of the request."""
         assert self._transport is not None
-        self._transport.write(head)
-        self._transport.write(body)
+        self._transport.write(rest)
 
     async def head(self) -> Head:
         """The reply's status and headers. Raises :class:`Broken`."""
         return await self._head
 
-    def pipe(self, consume: Callable[[bytes], None]) -> None:
+    def pipe(self, consume: Consume) -> None:
         """From now on ``consume`` gets the body's bytes, those that already came first."""
         self._consume = consume
         self._hand_on()
@@ -130,8 +137,12 @@ class Exchange(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
-        if not self._head.done():
-            self._head.set_result(Head(self._parser.get_status_code(), self._headers))
+        if self._head.done():
+            return
+        head = Head(self._parser.get_status_code(), self._headers)
+        self._head.set_result(head)
+        if self._begin is not None:
+            self._consume = self._begin(head)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body, its chunk framing taken off."""
@@ -182,22 +193,29 @@ class Upstream:
     def __repr__(self) -> str:
         return f"<Upstream {self.child.name} {len(self.exchanges)} open>"
 
-    async def request(self, path: str, body: bytes) -> Exchange:
-        """POST ``body`` (JSON) to ``path``. Raises :class:`Broken` when the child doesn't take connections."""
-        exchange = Exchange(self)
+    async def request(self, path: str, body: bytes, begin: Begin | None = None) -> Exchange:
+        """POST ``body`` (JSON) to ``path``. Raises :class:`Broken` when the child doesn't take connections.
+
+        The request is on its way before the loop has a transport for the reply: the child begins that much sooner.
+        """
+        exchange = Exchange(self, begin)
+        head = f"POST {path} HTTP/1.1\r\nHost: child\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         door = socket.socket(socket.AF_UNIX, _DOOR)
         try:
             door.connect(self._path)  # a Unix socket connects at once or says why not
+            sent = door.sendmsg((head, body)) - len(head)
+            self.exchanges.add(exchange)
             await self._loop.create_unix_connection(lambda: exchange, sock=door)
         except OSError as exc:
+            exchange.abort()
             door.close()
             raise Broken(f"the child takes no connection: {exc.strerror}") from exc
         except BaseException:
+            exchange.abort()
             door.close()
             raise
-        self.exchanges.add(exchange)
-        head = f"POST {path} HTTP/1.1\r\nHost: child\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        exchange.send(head.encode("latin-1"), body)
+        if sent < len(body):
+            exchange.send(memoryview(body)[sent:] if sent >= 0 else head[sent:] + body)
         return exchange
 
     async def healthy(self) -> bool:

@@ -35,15 +35,16 @@ def test_this_machines_own_names_come_in(name: str) -> None:
         "localhost.evil.example",
         "192.168.1.2:8080",
         "0.0.0.0:8080",
-        "[::1",
         "[::2]:80",
         "",
-    ]
-    + ["127.0.0.1@evil.example", "evil.example:127.0.0.1", "[fe80::1]", "127.1", "localhost."],
+        "127.0.0.1@evil.example",
+        "evil.example:127.0.0.1",
+        "[fe80::1]",
+        "127.1",
+        "localhost.",
+    ],
 )
 def test_a_name_rebound_to_this_machine_is_refused(name: str) -> None:
-    if gate.hostname(name) == "::1":
-        pytest.skip("an unclosed bracket around the loopback address is still the loopback address")
     assert refusal("POST", host(name), JSON) == (403, "host_not_allowed")
     assert refusal("GET", host(name)) == (403, "host_not_allowed")
 
@@ -74,8 +75,16 @@ def test_json_comes_in(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "text/plain; application/json"]
-    + ["application/jsonp", "application/json/x", "\xff"],
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "text/plain; application/json",
+        "application/jsonp",
+        "application/json/x",
+        "\xff",
+        "",
+    ],
 )
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 def test_what_a_page_can_send_without_asking_is_refused(kind: str, method: str) -> None:

@@ -32,7 +32,23 @@ def path(tmp_path: Path) -> Path:
 def book(path: Path) -> Iterator[Ledger]:
     found = Ledger(path)
     yield found
-    found.shut()
+    found.shut()  # also after a test that did so
+
+
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Grows with every commit that failed; the next try follows quickly."""
+    found: list[bool] = []
+    commit = Ledger._commit
+
+    def watched(connection: sqlite3.Connection, pending: list[Any]) -> bool:
+        if not (done := commit(connection, pending)):
+            found.append(True)
+        return done
+
+    monkeypatch.setattr(ledger, "RETRY_S", 0.005)
+    monkeypatch.setattr(Ledger, "_commit", staticmethod(watched))
+    return found
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -44,9 +60,8 @@ def test_a_row_is_opened_at_admission_and_closed_with_what_was_learnt(book: Ledg
     opened = until(lambda: rows(path))[0]
     assert (opened["id"], opened["preset"], opened["route"], opened["stream"]) == (row.id, "tiny", CHAT, True)
     assert (opened["status"], opened["closed_at"], opened["completion_tokens"]) == ("open", None, None)
-    row.status, row.attempts, row.sent_bytes = "ok", 2, 1234
-    row.reading = Reading(12, 4, 11, 500.0, 100.0, 20, 15, "stop")
-    book.close(row)
+    row.status, row.attempts = "ok", 2
+    book.close(row, lambda: Reading(12, 4, 11, 500.0, 100.0, 20, 15, "stop", sent_bytes=1234))
     closed = until(lambda: [each for each in rows(path) if each["status"] != "open"])[0]
     assert closed["closed_at"] >= closed["opened_at"] == opened["opened_at"]
     assert {key: value for key, value in closed.items() if key not in ("seq", "id", "opened_at", "closed_at")} == {
@@ -74,8 +89,22 @@ def test_a_row_nobody_learnt_anything_of_is_an_error_with_unknown_figures(book: 
     assert (found["status"], found["prompt_tokens"], found["completion_tokens"]) == ("error", None, None)
 
 
-def test_a_row_is_closed_once(path: Path) -> None:
-    book = Ledger(path)
+@pytest.mark.parametrize("problem", [ValueError("x"), KeyError("x"), OverflowError("x"), RecursionError("x")])
+def test_a_reply_that_can_not_be_measured_costs_its_figures_and_no_other_row(
+    problem: Exception, book: Ledger, path: Path
+) -> None:
+    def fail() -> Reading:
+        raise problem
+
+    strange, next_one = (book.open("tiny", CHAT, stream=True) for _ in range(2))
+    strange.status = next_one.status = "ok"
+    book.close(strange, fail)
+    book.close(next_one, lambda: Reading(completion_tokens=3))
+    book.shut()
+    assert [(each["status"], each["completion_tokens"]) for each in rows(path)] == [("ok", None), ("ok", 3)]
+
+
+def test_a_row_is_closed_once(book: Ledger, path: Path) -> None:
     row = book.open("tiny", CHAT, stream=True)
     row.status = "cancelled"
     book.close(row)
@@ -85,8 +114,7 @@ def test_a_row_is_closed_once(path: Path) -> None:
     assert [each["status"] for each in rows(path)] == ["cancelled"]
 
 
-def test_shut_writes_what_is_left(path: Path) -> None:
-    book = Ledger(path)
+def test_shut_writes_what_is_left(book: Ledger, path: Path) -> None:
     for _ in range(1000):
         book.close(book.open("tiny", CHAT, stream=True))
     book.shut()
@@ -124,13 +152,12 @@ def test_an_open_transaction_of_a_reader_stops_no_writer(book: Ledger, path: Pat
         assert reader.execute("SELECT COUNT(*) FROM requests").fetchone() == (0,)  # its own snapshot
 
 
-def test_sums_are_by_preset(path: Path) -> None:
-    book = Ledger(path)
+def test_sums_are_by_preset(book: Ledger, path: Path) -> None:
     for preset, status, tokens in (("b", "ok", 5), ("a", "ok", 7), ("a", "cancelled", None), ("a", "ok", 1)):
         row = book.open(preset, CHAT, stream=True)
         row.status = status  # type: ignore[assignment]
-        row.reading = Reading(prompt_tokens=tokens, cached_tokens=0, completion_tokens=tokens)
-        book.close(row)
+        found = Reading(prompt_tokens=tokens, cached_tokens=0, completion_tokens=tokens)
+        book.close(row, lambda found=found: found)
     book.shut()
     found = ledger.sums(path)
     assert [(each["preset"], each["requests"], each["ok"], each["cancelled"], each["completion_tokens"]) for each in found] == [
@@ -223,10 +250,8 @@ REFUSE = "CREATE TRIGGER refuse BEFORE INSERT ON requests BEGIN SELECT RAISE(ABO
 
 
 def test_writes_that_fail_are_kept_and_written_when_the_disk_takes_them_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    book: Ledger, path: Path, failures: list[bool]
 ) -> None:
-    monkeypatch.setattr(ledger, "RETRY_S", 0.005)
-    book = Ledger(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute(REFUSE)
         expected = []
@@ -235,7 +260,7 @@ def test_writes_that_fail_are_kept_and_written_when_the_disk_takes_them_again(
             row.status, row.attempts = "ok", number
             book.close(row)
             expected.append(row.id)
-        until(lambda: book.refused_commits > 3)
+        until(lambda: len(failures) > 3)
         assert rows(path) == []
         other.execute("DROP TRIGGER refuse")
     until(lambda: [(each["id"], each["status"]) for each in rows(path)] == [(name, "ok") for name in expected])
@@ -243,10 +268,10 @@ def test_writes_that_fail_are_kept_and_written_when_the_disk_takes_them_again(
     assert book.lost == 0
 
 
-def test_beyond_the_limit_changes_are_counted_as_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "RETRY_S", 0.005)
+def test_beyond_the_limit_changes_are_counted_as_lost(
+    book: Ledger, path: Path, failures: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ledger, "PENDING_LIMIT", 6)
-    book = Ledger(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute(REFUSE)
         for _ in range(10):
@@ -257,9 +282,7 @@ def test_beyond_the_limit_changes_are_counted_as_lost(path: Path, monkeypatch: p
     book.shut()
 
 
-def test_what_a_shut_can_not_write_is_counted_as_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "RETRY_S", 0.005)
-    book = Ledger(path)
+def test_what_a_shut_can_not_write_is_counted_as_lost(book: Ledger, path: Path, failures: list[bool]) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute(REFUSE)
         for _ in range(3):

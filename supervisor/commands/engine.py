@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from supervisor import build, engine, paths, render
+from supervisor import build, engine, hardware, paths, render
 from supervisor.engine import Engine
 from supervisor.errors import Error, Exit
 from supervisor.units import size
@@ -90,11 +90,16 @@ def test(key: str | None, model: Path | None, as_json: bool) -> None:
     flags = len(engine.capabilities(chosen))
     devices = [line.strip() for line in engine.ask(chosen.server, "--list-devices").splitlines()[1:] if line.strip()]
     said = build.smoke(chosen, model) if model else "no --model FILE, so no token was generated"
+    note = ""
+    if chosen.cuda and devices == ["(none)"]:
+        note = f"no card found ({hardware.nvidia_cards().no_card or 'the engine can not use it'}): this CUDA engine runs on the CPU here"
     if as_json:
-        render.as_json(_row(chosen) | {"flags": flags, "devices": devices, "smoke": said})
+        render.as_json(_row(chosen) | {"flags": flags, "devices": devices, "smoke": said, "note": note})
         return
     render.out(f"engine {chosen.key} {chosen.title}: starts, {flags} flags, devices: {', '.join(devices)}")
     render.out(said)
+    if note:
+        render.say(note)
 
 
 def _row(one: Engine) -> dict[str, Any]:

@@ -1,0 +1,188 @@
+"""The package's order, read off its source: a module imports only what stands above it here. Design.md §2 says what a rank is for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import supervisor
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "supervisor"
+
+RANKS: tuple[tuple[str, ...], ...] = (
+    # 0 words
+    ("errors", "units", "paths"),
+    # 1 nouns, a frozen value and its one reader
+    ("preset", "hardware", "gguf", "engine", "recipe"),
+    # 2 decisions, pure
+    ("argv", "lifecycle", "admission", "ask", "gate", "sse", "meter", "assemble"),
+    # 3 effects, one outside thing each
+    ("pip", "source", "toolkit", "toolchain", "build", "store", "launcher", "child", "upstream", "ledger", "rundir"),
+    # 4 wiring
+    ("connection", "arbiter", "reply", "proxy", "control", "app", "serve"),
+    # 5 edge
+    ("render", "commands", "cli", "docs", "__main__"),
+)
+ORDER = [name for rank in RANKS for name in rank]
+RANK = {name: number for number, rank in enumerate(RANKS) for name in rank}
+
+TESTED_IN = {
+    "recipe": "test_build",
+    "toolchain": "test_build",
+    "pip": "test_store",
+    "upstream": "test_proxy",
+    "arbiter": "test_proxy",
+    "reply": "test_proxy",
+    "control": "test_proxy",
+    "app": "test_proxy",
+    "serve": "test_rounds",
+    "__main__": "test_commands",
+}
+"""Modules without a test file of their own name, and where they are tested instead."""
+
+IO_MODULES = frozenset(
+    [
+        "os",
+        "socket",
+        "subprocess",
+        "sqlite3",
+        "httpx2",
+        "asyncio",
+        "threading",
+        "shutil",
+        "tempfile",
+        "fcntl",
+        "select",
+        "time",
+        "datetime",
+        "random",
+        "selectors",
+        "ssl",
+        "multiprocessing",
+        "concurrent",
+        "io",
+        "urllib",
+        "http",
+        "psutil",
+        "huggingface_hub",
+        "uvicorn",
+        "starlette",
+    ]
+)
+
+SOURCES = {
+    path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py")) if "data" not in path.relative_to(PACKAGE).parts
+}
+MODULES = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in SOURCES} - {"__init__"}
+
+
+def module_of(path: Path) -> str:
+    """``supervisor/commands/up.py`` is of ``commands``."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every dotted name that is imported, anywhere in the file, with its line; ``from a import b`` is ``a.b``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def of_ours(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """The modules of the package that are imported."""
+    for name, line in imports(tree):
+        parts = name.split(".")
+        if parts[0] == "supervisor" and len(parts) > 1 and not parts[1].startswith("__"):
+            yield parts[1], line
+
+
+def test_every_module_has_its_one_place() -> None:
+    assert len(ORDER) == len(set(ORDER))
+    assert set(ORDER) == MODULES
+
+
+def test_a_module_imports_only_what_stands_above_it() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path, tree in SOURCES.items()
+        for name, line in of_ours(tree)
+        if module_of(path) != "__init__" and ORDER.index(name) >= ORDER.index(module_of(path))
+    ]
+    assert wrong == []
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    assert list(imports(SOURCES[PACKAGE / "__init__.py"])) == []
+
+
+@pytest.mark.parametrize("name", [name for name in ORDER if RANK[name] <= 2])
+def test_ranks_0_to_2_hold_no_async(name: str) -> None:
+    kinds = (ast.AsyncFunctionDef, ast.Await, ast.AsyncWith, ast.AsyncFor)
+    found = [node.lineno for node in ast.walk(SOURCES[PACKAGE / f"{name}.py"]) if isinstance(node, kinds)]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", RANKS[2])
+def test_rank_2_does_no_io_and_reads_no_clock(name: str) -> None:
+    tree = SOURCES[PACKAGE / f"{name}.py"]
+    assert [(module, line) for module, line in imports(tree) if module.split(".")[0] in IO_MODULES] == []
+    methods = {"read_text", "read_bytes", "write_text", "write_bytes", "exists", "is_file", "stat", "iterdir", "unlink", "mkdir"}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id in ("open", "print", "input")] == []
+    assert [call.lineno for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in methods] == []
+
+
+def test_the_control_plane_never_imports_bench_but_inside_a_command() -> None:
+    for path, tree in SOURCES.items():
+        found = [line for name, line in imports(tree) if name.split(".")[0] == "bench"]
+        if module_of(path) == "commands":
+            inside = [line for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for _, line in imports(node)]
+            found = [line for line in found if line not in inside]
+        assert found == [], path
+
+
+def test_only_the_edge_prints() -> None:
+    for path, tree in SOURCES.items():
+        if RANK.get(module_of(path), 0) == 5:
+            continue
+        assert [line for name, line in imports(tree) if name.split(".")[0] in ("rich", "click")] == [], path
+        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+        assert [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"] == [], path
+
+
+def test_only_the_data_files_readers_parse_yaml() -> None:
+    """A preset's words would become booleans anywhere else."""
+    users = {module_of(path) for path, tree in SOURCES.items() for name, _ in imports(tree) if name.split(".")[0] == "yaml"}
+    assert users <= {"preset", "engine", "recipe", "toolkit"}
+
+
+def test_the_launcher_stands_alone() -> None:
+    """It runs before every child, without site-packages."""
+    assert {name for name, _ in imports(SOURCES[PACKAGE / "launcher.py"])} <= {"ctypes", "os", "signal", "sys"}
+
+
+def test_every_module_has_its_tests() -> None:
+    for name in MODULES:
+        own = ROOT / "tests" / f"test_{name}.py"
+        if name in TESTED_IN:
+            assert not own.exists(), f"{name} has tests of its own: take it off the list"
+            own = ROOT / "tests" / f"{TESTED_IN[name]}.py"
+        assert own.is_file(), f"{name} has no tests"
+    assert set(TESTED_IN) <= MODULES
+
+
+def test_the_packages_docstring_tells_the_same_ranks() -> None:
+    lines = re.findall(r"^(\d)\. (.*)$", supervisor.__doc__ or "", re.MULTILINE)
+    assert [int(number) for number, _ in lines] == list(range(len(RANKS)))
+    for number, text in lines:
+        told = re.findall(r"``(\w+)/?``", text)
+        assert told, number
+        assert {name: RANK.get(name) for name in told} == dict.fromkeys(told, int(number))

@@ -1,0 +1,325 @@
+"""One llmctl a home; what a killed one left is found and removed, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from supervisor import rundir
+from supervisor.errors import Error, Exit
+from supervisor.rundir import Instance, Process
+from tests.conftest import until
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "run"
+
+
+@contextmanager
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that isn't a child of llmctl's."""
+    with subprocess.Popen([shutil.which("sleep") or "sleep", "600"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def gone_process() -> Process:
+    """One that has ended and been reaped."""
+    with sleeper() as process:
+        return Process.of(process.pid)
+
+
+def leave(folder: Path, *children: Process, owner: Process | None = None) -> None:
+    """The folder as a killed llmctl leaves it: its description and a child's folder with a socket."""
+    (folder / "tiny").mkdir(parents=True)
+    handle = os.open(folder / "tiny", os.O_PATH)
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(f"/proc/self/fd/{handle}/child.sock")
+    os.close(handle)
+    instance = Instance(owner or gone_process(), "http://127.0.0.1:1", ("tiny",), "token", children)
+    (folder / rundir.INSTANCE).write_text(json.dumps(asdict(instance)))
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from supervisor import rundir
+with rundir.claim(Path(sys.argv[1]), ("tiny", "other"), "secret"):
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the folder."""
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "claimed\n"
+        yield process
+        process.kill()
+
+
+# Claiming.
+
+
+def test_the_owner_is_described_and_afterwards_nothing_is_left(folder: Path) -> None:
+    with rundir.claim(folder, ("tiny",), "secret") as owned:
+        found = rundir.read(folder)
+        assert found == owned.instance
+        assert found.process == Process.of(os.getpid())
+        assert (found.presets, found.token, found.address, found.children) == (("tiny",), "secret", "", ())
+        owned.describe(address="http://127.0.0.1:8080")
+        assert rundir.read(folder) == replace(found, address="http://127.0.0.1:8080")
+        child = owned.child_folder("tiny")
+        child.mkdir()
+        (child / "x").write_text("x")
+        assert child.parent == folder
+    assert list(folder.iterdir()) == []
+    assert rundir.read(folder) is None
+
+
+def test_nothing_is_left_after_a_failure_either(folder: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), rundir.claim(folder, ("tiny",), "secret"):
+        raise KeyboardInterrupt
+    assert list(folder.iterdir()) == []
+    with rundir.claim(folder, ("tiny",), "secret"):
+        pass
+
+
+@pytest.mark.parametrize("before", [None, 0o755, 0o777])
+def test_the_folder_is_for_its_owner_alone(before: int | None, folder: Path) -> None:
+    if before is not None:
+        folder.mkdir(parents=True)
+        folder.chmod(before)
+    with rundir.claim(folder, ("tiny",), "secret"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_second_claim_says_who_has_it_and_harms_nothing(folder: Path, holder: subprocess.Popen[str]) -> None:
+    before = (folder / rundir.INSTANCE).read_text()
+    with pytest.raises(Error) as raised, rundir.claim(folder, ("mine",), "x"):
+        pass
+    error = raised.value
+    assert (error.exit, error.hint) == (Exit.BUSY, "llmctl down")
+    assert error.message == f"the run folder {folder} is taken: llmctl (pid {holder.pid}) serves tiny, other"
+    assert (folder / rundir.INSTANCE).read_text() == before
+    assert rundir.clear(folder) is False
+    assert (folder / rundir.INSTANCE).read_text() == before
+
+
+def test_a_second_claim_of_the_same_process_is_refused_too(folder: Path) -> None:
+    with (
+        rundir.claim(folder, ("tiny",), "x"),
+        pytest.raises(Error, match=f"pid {os.getpid()}"),
+        rundir.claim(folder, ("tiny",), "y"),
+    ):
+        pass
+
+
+def test_of_many_that_claim_at_once_one_gets_it(folder: Path) -> None:
+    got: list[bool] = []
+    start, end = threading.Barrier(8), threading.Barrier(8)
+
+    def claim() -> None:
+        start.wait()
+        try:
+            with rundir.claim(folder, ("tiny",), "x"):
+                got.append(True)
+                end.wait()
+        except Error:
+            got.append(False)
+            end.wait()
+
+    threads = [threading.Thread(target=claim) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == [False] * 7 + [True]
+
+
+def test_a_killed_owner_blocks_nobody(folder: Path, holder: subprocess.Popen[str]) -> None:
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert rundir.read(folder) is None
+    with rundir.claim(folder, ("tiny",), "x") as owned:
+        assert owned.instance.process.pid == os.getpid()
+
+
+def test_a_spawned_child_does_not_hold_the_lock(folder: Path) -> None:
+    """Not even one that is given every descriptor it can be: the folder's is closed by exec, a moment after Popen returns."""
+    with rundir.claim(folder, ("tiny",), "x"):
+        process = subprocess.Popen([shutil.which("sleep") or "sleep", "600"], close_fds=False)
+    with process:
+        try:
+            until(lambda: claimable(folder))
+        finally:
+            process.kill()
+
+
+def claimable(folder: Path) -> bool:
+    try:
+        with rundir.claim(folder, ("tiny",), "y"):
+            return True
+    except Error:
+        return False
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file"])
+def test_a_folder_that_can_not_be_made_is_one_error(kind: str, folder: Path) -> None:
+    folder.parent.mkdir()
+    folder.write_text("")
+    target = folder if kind == "file" else folder / "run"
+    with pytest.raises(Error) as raised, rundir.claim(target, ("tiny",), "x"):
+        pass
+    assert (raised.value.exit, raised.value.hint) == (Exit.BUSY, "set LLMCTL_HOME")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_folder_of_somebody_else_is_refused(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    os.chown(folder, 12345, -1)
+    with pytest.raises(Error, match="belongs to uid 12345"), rundir.claim(folder, ("tiny",), "x"):
+        pass
+
+
+# What a killed one left.
+
+
+def test_what_a_killed_one_left_is_swept_at_the_next_claim(folder: Path) -> None:
+    leave(folder)
+    assert rundir.read(folder) is None
+    with rundir.claim(folder, ("tiny",), "x"):
+        assert [path.name for path in folder.iterdir()] == [rundir.INSTANCE]
+
+
+def test_clear_sweeps_and_says_whether_there_was_anything(folder: Path) -> None:
+    assert rundir.clear(folder) is False
+    leave(folder)
+    assert rundir.clear(folder) is True
+    assert list(folder.iterdir()) == []
+    assert rundir.clear(folder) is False
+
+
+@pytest.mark.parametrize("by", ["claim", "clear"])
+def test_a_recorded_orphan_is_ended(by: str, folder: Path) -> None:
+    with sleeper() as orphan:
+        leave(folder, gone_process(), Process.of(orphan.pid))
+        if by == "clear":
+            rundir.clear(folder)
+        else:
+            with rundir.claim(folder, ("tiny",), "x"):
+                pass
+        assert orphan.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, -1.0, 1.0])
+def test_a_process_that_only_has_an_orphans_pid_is_not_touched(seconds: float, folder: Path) -> None:
+    """The pid was reused: its start time tells."""
+    with sleeper() as stranger:
+        it = Process.of(stranger.pid)
+        leave(folder, replace(it, started=it.started + seconds))
+        rundir.clear(folder)
+        assert it.alive()
+        assert stranger.poll() is None
+
+
+def test_an_owner_whose_pid_somebody_else_has_counts_as_gone(folder: Path) -> None:
+    me = Process.of(os.getpid())
+    leave(folder, owner=replace(me, started=me.started - 60))
+    assert rundir.read(folder) is None
+
+
+def test_links_are_removed_and_not_followed(folder: Path, tmp_path: Path) -> None:
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    (keep / "file").write_text("x")
+    folder.mkdir(parents=True)
+    (folder / "link").symlink_to(keep)
+    assert rundir.clear(folder) is True
+    assert list(folder.iterdir()) == []
+    assert (keep / "file").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "7",
+        '"x"',
+        "{}",
+        "\x00",
+        '{"process": 1}',
+        '{"process": {"pid": 1}}',
+        '{"process": {"pid": 1, "started": 0}, "address": "", "presets": 1, "token": "", "children": []}',
+        '{"process": {"pid": "x", "started": 0}, "address": "", "presets": [], "token": "", "children": []}',
+        '{"process": {"pid": -1, "started": 0}, "address": "", "presets": [], "token": "", "children": []}',
+        '{"process": {"pid": 1, "started": 0}, "address": "", "presets": [], "token": "", "children": [{"pid": "x", "started": 1}]}',
+    ],
+)
+def test_a_description_that_says_nothing_is_none(text: str, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / rundir.INSTANCE).write_text(text)
+    assert rundir.read(folder) is None
+    with rundir.claim(folder, ("tiny",), "x"):
+        pass
+
+
+# Processes.
+
+
+def test_children_are_noted_while_they_live(folder: Path) -> None:
+    with rundir.claim(folder, ("tiny",), "x") as owned, sleeper() as child:
+        owned.note_children([child.pid, gone_process().pid])
+        found = rundir.read(folder)
+        assert found is not None
+        assert found.children == (Process.of(child.pid),)
+        owned.note_children([])
+        assert rundir.read(folder) == replace(found, children=())
+
+
+def test_a_zombie_counts_as_gone() -> None:
+    with sleeper() as process:
+        it = Process.of(process.pid)
+        assert it.alive()
+        process.kill()
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+        assert not it.alive()
+        it.signal(signal.SIGTERM)  # harmless
+
+
+def test_a_signal_reaches_the_process_and_only_it() -> None:
+    with sleeper() as process:
+        it = Process.of(process.pid)
+        replace(it, started=it.started - 1).signal(signal.SIGTERM)
+        assert process.poll() is None
+        it.signal(signal.SIGTERM)
+        assert process.wait(10) == -signal.SIGTERM
+        it.signal(signal.SIGTERM)
+
+
+def test_a_pid_that_nobody_has_is_no_process() -> None:
+    with pytest.raises(psutil.NoSuchProcess):
+        Process.of(gone_process().pid)
+    assert not gone_process().alive()
