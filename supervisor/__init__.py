@@ -3,11 +3,14 @@
 The package is flat and lies in ranks; a module imports only from ranks above its own (``tests/test_ranks.py``):
 
 0. words: ``errors``, ``units``, ``paths``
-1. nouns, a frozen value and its one reader: ``preset``, ``hardware``, ``gguf``, ``engine``
-2. decisions, pure, no I/O, time is an argument: ``argv``, ``lifecycle``, ``admission``, ``sse``, ``meter``, ``assemble``
-3. effects, one outside thing each: ``source``, ``toolkit``, ``build``, ``store``, ``child``, ``upstream``, ``ledger``, ``rundir``
-4. wiring: ``arbiter`` (the children), ``proxy`` (one request), ``control`` (our own routes), ``connection``, ``app``, ``serve``
-5. edge: ``cli``, ``render``, ``commands/``: parse, call, print, exit code
+1. nouns, a frozen value and its one reader: ``preset``, ``hardware``, ``gguf``, ``engine``, ``recipe``
+2. decisions, pure, no I/O, time is an argument: ``argv``, ``lifecycle``, ``admission``, ``ask``, ``gate``, ``sse``, ``meter``,
+   ``assemble``
+3. effects, one outside thing each: ``pip``, ``source``, ``toolchain``, ``toolkit``, ``build``, ``store``, ``launcher``, ``child``,
+   ``upstream``, ``ledger``, ``rundir``
+4. wiring: ``connection`` (one client), ``arbiter`` (the children), ``reply`` (one answer), ``proxy`` (one request), ``control`` (our own
+   routes), ``app``, ``serve``
+5. edge: ``cli``, ``render``, ``docs``, ``commands/``: parse, call, print, exit code
 """
 
 __version__ = "0.1.0"

@@ -7,8 +7,9 @@ Each module of ``supervisor.commands`` holds one click command named ``command``
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -24,6 +25,14 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order a newcomer meets them."""
         return list(COMMANDS)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401
+        """Run the command. A reader of our output that went away (`llmctl logs | head`) is no error; click would make it exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            sys.stderr.close()
+            os._exit(0)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, or None."""
@@ -62,7 +71,3 @@ def main() -> None:
         sys.exit(Exit.USAGE)
     except click.Abort:
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output went away (`llmctl logs | head`): not an error of ours.
-        sys.stderr.close()
-        sys.exit(0)

@@ -225,7 +225,13 @@ class Door:
 
     def __init__(self, application: ASGIApp, sockets: Sequence[socket.socket]) -> None:
         self._config = Config(
-            application, lifespan="off", access_log=False, log_config=None, timeout_keep_alive=KEEP_ALIVE_S, proxy_headers=False
+            application,
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            proxy_headers=False,
         )
         self._config.load()
         self._state = ServerState()

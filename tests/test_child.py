@@ -208,12 +208,12 @@ def test_everybody_who_waits_is_told_and_a_cancelled_wait_changes_nothing(tmp_pa
 
 
 def test_no_descriptor_is_left_of_it(tmp_path: Path) -> None:
-    site = Site(tmp_path, start_exit=1)
+    site = Site(tmp_path)
 
     async def count() -> int:
         for _ in range(2):  # the first makes what asyncio keeps
             before = len(os.listdir("/proc/self/fd"))
-            await site.spawn().wait()
+            await child.spawn("tiny", ["/bin/true"], {}, site.folder, site.log).wait()
         return len(os.listdir("/proc/self/fd")) - before
 
     assert asyncio.run(count()) == 0
@@ -330,12 +330,11 @@ def test_when_we_are_killed_it_dies(when: str, tmp_path: Path) -> None:
 
 
 def test_the_last_five_starts_keep_their_logs(tmp_path: Path) -> None:
-    site = Site(tmp_path, start_exit=1)
+    site = Site(tmp_path)
 
     async def starts() -> None:
         for number in range(7):
-            fakes.tune(site.engine, start_exit=1, start_log=f"start {number}")
-            await site.spawn().wait()
+            await child.spawn("tiny", ["/bin/echo", f"start {number}"], {}, site.folder, site.log).wait()
 
     asyncio.run(starts())
     assert sorted(path.name for path in site.log.parent.iterdir()) == ["tiny.log"] + [f"tiny.log.{n}" for n in range(1, 5)]

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: one sentence and a ``try:`` line, the exit code, nothing left behind; and the JSON scripts read."""
+"""The command line as a person meets it: a sentence and a ``try:`` line, the exit code, nothing left behind; the JSON scripts read."""
 
 from __future__ import annotations
 

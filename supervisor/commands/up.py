@@ -53,8 +53,9 @@ class Order:
     @functools.cached_property
     def argv(self) -> tuple[str, ...]:
         """The llama-server command line."""
+        chosen = self.preset  # before the engine: what is wrong with a preset can be said without one
         flags = engine.capabilities(self.engine)
-        return argv.render(self.preset, self.engine.server, self.file, threads=hardware.physical_cores(), flags=flags)
+        return argv.render(chosen, self.engine.server, self.file, threads=hardware.physical_cores(), flags=flags)
 
     def words(self) -> list[str]:
         """The same order as arguments of ``llmctl up``."""
