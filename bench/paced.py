@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import cast
 
 EVENT = b"data: "
+END = b"0\r\n\r\n"
+OPEN_S = 0.001
+"""After opening a connection: its acceptance is over, and isn't timed with the request."""
 SETTLE_S = 0.4
 """From the first request until the window opens: all streams run, and what starting them costs is over."""
 ANSWER_S = 10.0
@@ -30,6 +33,11 @@ class Target:
     address: str | tuple[str, int]
     """A Unix socket's path, or a host and port."""
     pids: Callable[[], Iterable[int]]
+
+    @property
+    def closes(self) -> bool:
+        """The engine itself, on its Unix socket, closes after every stream, whatever its header promises."""
+        return isinstance(self.address, str)
 
     def __repr__(self) -> str:
         return f"<Target {self.name} {self.address}>"
@@ -73,11 +81,15 @@ class Stream(asyncio.Protocol):
         self.events = 0
         self.gaps: list[float] = []
         self.asked_at = self.last = 0.0
-        self.first: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.loop = asyncio.get_running_loop()
+        self.first: asyncio.Future[float] = self.loop.create_future()
+        self.done: asyncio.Future[None] = self.loop.create_future()
+        self.gone: asyncio.Future[None] = self.loop.create_future()
 
     def ask(self, request: bytes) -> None:
-        """Send the request; ``first`` becomes the seconds until the first event."""
+        """Send a request; ``first`` becomes the seconds until its first event, ``done`` is set when the reply is whole."""
+        if self.first.done():
+            self.first, self.done = self.loop.create_future(), self.loop.create_future()
         self.asked_at = time.monotonic()
         self.transport.write(request)
 
@@ -98,13 +110,16 @@ class Stream(asyncio.Protocol):
                 self.first.set_result(now - self.asked_at)
         elif not self.events:
             self.head += data
+        if data.endswith(END) and not self.done.done():
+            self.done.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the waits; a stream that ended before its first event has failed, and its head says how."""
         if not self.first.done():
             self.first.set_exception(RuntimeError(f"no event, but: {self.head[:300].decode(errors='replace')!r}"))
-        if not self.gone.done():
-            self.gone.set_result(None)
+        for future in (self.done, self.gone):
+            if not future.done():
+                future.set_result(None)
 
     async def close(self) -> None:
         """Leave, and wait until the socket is closed."""
@@ -132,15 +147,28 @@ def request(model: str, *, pace_s: float = 0.0, tokens: int = 1) -> bytes:
     return head.format(len(body)).encode() + body
 
 
-async def first_bytes(target: Target, request_bytes: bytes, count: int) -> list[float]:
-    """Seconds from each of ``count`` simultaneous requests, on open connections, to its first event."""
-    streams = [await connect(target) for _ in range(count)]
-    for stream in streams:
-        stream.ask(request_bytes)
-    async with asyncio.timeout(ANSWER_S):
-        waits = [await stream.first for stream in streams]
-    for stream in streams:
-        await stream.close()
+async def first_bytes(target: Target, request_bytes: bytes, at_once: int, rounds: int) -> list[float]:
+    """Seconds from sending a request to its first event, of ``rounds`` times ``at_once`` simultaneous ones.
+
+    They go over open connections, each used again unless the target closes it, and every reply is read to its end before the next round.
+    """
+    streams: list[Stream] = []
+    waits = []
+    try:
+        for _ in range(rounds):
+            streams = [stream for stream in streams if not stream.gone.done()]
+            if len(streams) < at_once:
+                streams += [await connect(target) for _ in range(at_once - len(streams))]
+                await asyncio.sleep(OPEN_S)
+            for stream in streams:
+                stream.ask(request_bytes)
+            async with asyncio.timeout(ANSWER_S):
+                for stream in streams:
+                    waits.append(await stream.first)
+                    await (stream.gone if target.closes else stream.done)
+    finally:
+        for stream in streams:
+            await stream.close()
     return waits
 
 

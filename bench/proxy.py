@@ -10,8 +10,8 @@ is never the same twice. So: believe the ratios, not the microseconds.
   a target during the window counts; starting and ending streams doesn't.
 - **gap p99**: of the times between one event and the next of a stream, as the client sees them. *Added*: minus direct's, of the same
   turn.
-- **first byte**: from sending a request on an open connection to its first ``data:``. *Added*: the quantile minus direct's. Requests go
-  in turns: one each (or one burst of eight each), rotating.
+- **first byte**: from sending a request on an open connection to its first ``data:``. *Added*: the quantile minus direct's. One after
+  the other (or one burst of eight after the other), in blocks that take turns, rotating.
 - Of turns the median is shown.
 
 With ``--check`` the exit status is 1 when a bound of :data:`BOUNDS` is exceeded. Only loopback and Unix sockets are used, and all
@@ -52,6 +52,8 @@ from tests.fakes import gguf
 LOADS = (Load(8, 100), Load(32, 50), Load(64, 50))
 SLOTS = 64
 BURST = 8
+BLOCKS = 10
+"""Into so many the requests for the first byte are cut, one target after the other."""
 START_S = 30.0
 STOP_S = 10.0
 PAUSE_S = 0.15
@@ -138,10 +140,10 @@ async def run(targets: list[Target], size: Size, model: str) -> Result:
                     await asyncio.sleep(PAUSE_S)
                     done += 1
         for waits, count, rounds in ((result.singles, 1, size.singles), (result.bursts, BURST, size.bursts)):
-            for number in range(rounds):
-                progress(f"first byte of {count}", number, rounds)
+            for number in range(BLOCKS):
+                progress(f"first byte of {count}", number, BLOCKS)
                 for target in rotated(targets, number):
-                    waits.setdefault(target.name, []).extend(await first_bytes(target, request(model), count))
+                    waits.setdefault(target.name, []).extend(await first_bytes(target, request(model), count, rounds // BLOCKS))
     return result
 
 

@@ -39,6 +39,9 @@ class Source(Protocol):
     def resume(self) -> None:
         """It can again."""
 
+    def abort(self) -> None:
+        """It has left."""
+
 
 class Connection(HttpToolsProtocol):
     """A client's connection. The proxy gets it from the scope under :data:`KEY`."""
@@ -68,10 +71,11 @@ class Connection(HttpToolsProtocol):
         body, cycle.body = bytes(cycle.body), bytearray()
         return body
 
-    def begin_chunked(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Begin a reply of status 200 without a length. Its head goes out with the first chunk, or with :meth:`flush_head`.
+    def begin_chunked(self, headers: Iterable[tuple[bytes, bytes]], source: Source) -> None:
+        """Begin a reply of status 200 without a length, fed by ``source``.
 
-        The end goes through ASGI's ``send`` again, an empty body; a reply that may not end well just returns.
+        Its head goes out with the first chunk, or with :meth:`flush_head`. The end goes through ASGI's ``send`` again, an empty body; a
+        reply that may not end well just returns.
         """
         cycle = self.cycle
         assert not cycle.response_started
@@ -80,6 +84,9 @@ class Connection(HttpToolsProtocol):
         if not cycle.keep_alive:
             lines.append(b"connection: close\r\n")
         self._unsent_head = b"".join((STATUS_LINE[200], *lines, b"transfer-encoding: chunked\r\n\r\n"))
+        self.source = source
+        if self.flow.write_paused:
+            source.pause()
 
     def flush_head(self) -> None:
         """Send the head that waits for its first chunk, if it still does."""
@@ -95,12 +102,6 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
-    def feed_from(self, source: Source) -> None:
-        """Let ``source`` be paused while this client takes nothing, from now on."""
-        self.source = source
-        if self.flow.write_paused:
-            source.pause()
-
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -111,6 +112,8 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client left, or we closed: its request, if one is in work, is cancelled."""
         self.gone = True
+        if self.source is not None:
+            self.source.abort()  # now, and not when the cancelled task runs: a closed transport takes no chunk
         self._head_is_in()
         super().connection_lost(exc)
         if self._task is not None and not self._task.done():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import queue
-import secrets
+import random
 import sqlite3
 import threading
 import time
@@ -85,6 +85,9 @@ class Ledger:
         """Open or create the file. Raises :class:`Error` (exit code 3) when it can't be used."""
         self.path = path
         self.lost = 0
+        self.soon: Callable[[Callable[[_Change], None], _Change], object] = lambda put, change: put(change)
+        """How a change reaches the queue, in order. ``serve`` sets the loop's ``call_soon``: a put wakes the writer, which would take
+        the interpreter away just while a request is on its way out."""
         self._changes: queue.SimpleQueue[_Change | None] = queue.SimpleQueue()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,15 +100,15 @@ class Ledger:
 
     def open(self, preset: str, route: str, *, stream: bool) -> Row:
         """Open the row of a request that is being admitted."""
-        row = Row(f"req_{secrets.token_hex(8)}")
+        row = Row(f"req_{random.getrandbits(64):016x}")
         values = (row.id, time.time(), preset, route, stream)
-        self._changes.put((_OPEN, lambda: values))
+        self.soon(self._changes.put, (_OPEN, lambda: values))
         return row
 
     def close(self, row: Row, measure: Callable[[], Reading] = Reading) -> None:
         """Close a row with what its owner set and ``measure`` says; the writer's thread calls that. A second call changes nothing."""
         known = (time.time(), row.status, row.attempts)
-        self._changes.put((_CLOSE, lambda: (*known, *_measured(row.id, measure), row.id)))
+        self.soon(self._changes.put, (_CLOSE, lambda: (*known, *_measured(row.id, measure), row.id)))
 
     def shut(self) -> None:
         """Write what is left and end the thread; what the disk doesn't take now is lost."""

@@ -63,7 +63,7 @@ class Reply:
         """The body to send upstream for this kind of answer."""
         return body
 
-    def begin(self, head: Head) -> Consume | None:
+    def begin(self, exchange: Exchange, head: Head) -> Consume | None:
         """What takes the body from the first byte on; None to hold it until :meth:`forward` asks for it."""
         return None
 
@@ -94,11 +94,11 @@ class Reply:
 class Streamed(Reply):
     """Events to a client that asked for them, byte for byte."""
 
-    def begin(self, head: Head) -> Consume | None:
+    def begin(self, exchange: Exchange, head: Head) -> Consume | None:
         """Begin the answer in the very turn of the loop that brought the engine's."""
         if head.status != 200:
             return None
-        self.client.begin_chunked(_STREAM_HEADERS)
+        self.client.begin_chunked(_STREAM_HEADERS, exchange)
         self.begun = True
         write, feed = self.client.write_chunk, self.meter.feed
 
@@ -110,7 +110,6 @@ class Streamed(Reply):
 
     async def _take(self, exchange: Exchange) -> None:
         self.client.flush_head()
-        self.client.feed_from(exchange)
         await exchange.ended()
         if self.meter.failed:
             self.row.status = "error"  # its event has passed; no clean end follows it

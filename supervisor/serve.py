@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import secrets
 import signal
@@ -42,6 +43,8 @@ log = logging.getLogger("llmctl.serve")
 DEFAULT_PORT: Final = 8080
 DRAIN_S: Final = 30.0
 BACKLOG: Final = 1024
+GC_THRESHOLD: Final = 20_000
+"""Allocations between two looks for cycles. A request makes none, so at Python's 700 they are found out of hand, in the way of a chunk."""
 SWITCH_S: Final = 0.0005
 """How long the ledger's thread may keep the loop from running once the loop has something to do (Python's default is 5 ms)."""
 
@@ -74,6 +77,8 @@ def run(service: Service, *, ready: Ready) -> None:
         sockets = stack.enter_context(bind(service.host, service.port))
         owned = stack.enter_context(rundir.claim(service.home.run, service.presets, secrets.token_urlsafe(24)))
         sys.setswitchinterval(SWITCH_S)
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD)
         ledger = Ledger(service.home.ledger)
         stack.callback(ledger.shut)
         try:
@@ -200,6 +205,7 @@ async def _serve(
     host, port = sockets[0].getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     owned.describe(address=address)
+    ledger.soon = asyncio.get_running_loop().call_soon
     arbiter = Arbiter(service.launches(owned), children_changed=owned.note_children)
     control = Control(arbiter, engine=service.engine, address=address, token=owned.instance.token)
     door = Door(app.make(Proxy(arbiter, ledger), control), sockets)
