@@ -420,7 +420,8 @@ def test_two_requests_in_one_packet_close_it_as_well() -> None:
 
 # Streams.
 
-STREAM = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+HEADERS = [(b"content-type", b"text/event-stream")]
+STREAM = {"type": "http.response.start", "status": 200, "headers": HEADERS}
 END = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
@@ -442,12 +443,15 @@ class Source:
         self.calls.append("resume")
         self.flowing.set()
 
+    def abort(self) -> None:
+        self.calls.append("abort")
+
 
 def test_chunks_are_framed_and_the_connection_lives_on() -> None:
     pieces = [b"data: a\n\n", b"x" * 300, b"\x00\r\n0\r\n\r\n"]
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(STREAM)
+        scope[KEY].begin_chunked(HEADERS, Source())
         for piece in pieces:
             scope[KEY].write_chunk(piece)
         await send(END)
@@ -471,7 +475,7 @@ def test_an_application_that_returns_without_an_end_cuts_the_connection() -> Non
     """So a client sees that a stream broke: no final chunk."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(STREAM)
+        scope[KEY].begin_chunked(HEADERS, Source())
         scope[KEY].write_chunk(b"data: {}\n\n")
 
     async def story(connect: Callable[[], Client], door: Door) -> bytes:
@@ -491,8 +495,7 @@ def test_a_client_that_reads_nothing_pauses_its_source_and_one_that_reads_again_
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal written
-        await send(STREAM)
-        scope[KEY].feed_from(source)
+        scope[KEY].begin_chunked(HEADERS, source)
         while written < total:
             await source.flowing.wait()
             scope[KEY].write_chunk(b"x" * (64 * KIB))
@@ -523,11 +526,10 @@ def test_a_source_that_comes_when_the_buffer_is_full_is_paused_at_once() -> None
     source = Source()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(STREAM)
         while not scope[KEY].flow.write_paused:
-            scope[KEY].write_chunk(b"x" * (64 * KIB))
+            scope[KEY].transport.write(b"x" * (64 * KIB))
             await asyncio.sleep(0)
-        scope[KEY].feed_from(source)
+        scope[KEY].begin_chunked(HEADERS, source)
         await asyncio.sleep(600)
 
     async def story(connect: Callable[[], Client], door: Door) -> None:
@@ -540,10 +542,11 @@ def test_a_source_that_comes_when_the_buffer_is_full_is_paused_at_once() -> None
 
 def test_a_client_that_leaves_with_a_full_buffer_cancels_its_request() -> None:
     silent: list[Silent] = []
+    sources: list[Source] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(STREAM)
-        scope[KEY].feed_from(Source())
+        sources.append(Source())
+        scope[KEY].begin_chunked(HEADERS, sources[0])
         while not scope[KEY].flow.write_paused:
             scope[KEY].write_chunk(b"x" * (64 * KIB))
             await asyncio.sleep(0)
@@ -556,9 +559,27 @@ def test_a_client_that_leaves_with_a_full_buffer_cancels_its_request() -> None:
         await silent[0].started.wait()
         client.close()
         await silent[0].ended.wait()
+        assert sources[0].calls == ["pause", "abort"]  # at once: a closed transport takes no chunk
         return silent[0].gone
 
     assert serve(app, story)
+
+
+def test_a_head_goes_out_with_the_first_chunk_or_when_told() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[KEY].begin_chunked(HEADERS, Source())
+        scope[KEY].flush_head()
+        await receive()
+        await asyncio.sleep(600)
+
+    async def story(connect: Callable[[], Client], door: Door) -> bytes:
+        client = connect()
+        await client.send(GET)
+        return await client.until(b"\r\n\r\n")
+
+    head = serve(app, story)
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"content-type: text/event-stream\r\n" in head
 
 
 # The Door's end.

@@ -153,6 +153,13 @@ def test_a_streams_body_goes_upstream_byte_for_byte(healthy: Client) -> None:
     assert fakes.events(healthy.box.engine.parent, "request", path=CHAT)[-1]["body"].encode() == body
 
 
+def test_a_body_larger_than_any_socket_buffer_arrives_whole(healthy: Client) -> None:
+    text = "word " * (2 * MIB)
+    ask(healthy, messages=[{"role": "user", "content": text}], stream=True)
+    sent = json.loads(fakes.events(healthy.box.engine.parent, "request", path=CHAT)[-1]["body"])
+    assert sent["messages"][0]["content"] == text
+
+
 def test_no_client_header_reaches_the_engine(healthy: Client) -> None:
     with healthy.http as http:
         headers = {"Authorization": "Bearer secret", "X-Conversation-Id": "c1", "Cookie": "a=b"}
