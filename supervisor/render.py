@@ -17,6 +17,8 @@ from rich.table import Table
 from supervisor.errors import Error
 from supervisor.units import Progress, duration
 
+PLAIN_WIDTH = 160
+"""Of a table that goes into a file or a pipe."""
 PLAIN_EVERY_S = 15.0
 """How often progress writes a line where there is no terminal (CI logs, systemd's journal)."""
 
@@ -51,7 +53,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str |
         grid.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         grid.add_row(*("–" if cell is None else str(cell) for cell in row))
-    Console().print(grid)
+    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(grid)
 
 
 @contextmanager
@@ -74,16 +76,16 @@ def progress() -> Iterator[Progress]:
 
 def _plain_progress() -> Progress:
     started = time.monotonic()
-    last_at, last_what = 0.0, ""
+    last_at, last_what, last_done = 0.0, "", -1
 
     def report(what: str, done: int, total: int) -> None:
-        nonlocal last_at, last_what, started
+        nonlocal last_at, last_what, last_done, started
         now = time.monotonic()
         if what != last_what:
             started, last_what = now, what
-        elif now - last_at < PLAIN_EVERY_S and done != total:
+        elif done == last_done or (now - last_at < PLAIN_EVERY_S and done != total):
             return
-        last_at = now
+        last_at, last_done = now, done
         left = duration((now - started) / done * (total - done)) if done and total > done else ""
         count = f" {done}/{total}" if total else ""
         say(f"{what}{count}" + (f", about {left} left" if left else ""))

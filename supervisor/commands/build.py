@@ -7,9 +7,11 @@ from typing import cast
 
 import click
 
-from supervisor import build, engine, paths, render
+from supervisor import build, engine, paths, preset, render, store
+from supervisor.errors import Error
+from supervisor.paths import Home
 from supervisor.toolkit import Choice
-from supervisor.units import duration
+from supervisor.units import Progress, duration
 
 
 @click.command("build")
@@ -34,7 +36,7 @@ from supervisor.units import duration
     "--smoke-model",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="A GGUF file to try it with.",
+    help="A GGUF file to try the new engine with [default: tiny's].",
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(
@@ -47,15 +49,16 @@ def command(
     as_json: bool,
 ) -> None:
     """Build the engine, stock llama.cpp, and pick it. Does nothing if this very engine is there already."""
+    home = paths.home()
     with render.progress() as progress:
         done = build.build(
-            paths.home(),
+            home,
             variant=variant,
             source_dir=source,
             cuda_arch=cuda_arch,
             toolkit_choice=cast(Choice, toolkit),
             jobs=jobs,
-            smoke_model=smoke_model,
+            smoke_model=smoke_model or _built_in(home, progress),
             progress=progress,
             say=render.say,
         )
@@ -69,3 +72,12 @@ def command(
         render.say(done.smoke)
     what = f"built in {duration(done.seconds)}" if done.built else "was there already"
     render.out(f"engine {done.engine.key} {done.engine.title}: {what}, picked")
+
+
+def _built_in(home: Home, progress: Progress) -> Path | None:
+    """The model of ``tiny``, fetched if need be; without a registry the engine is built all the same."""
+    try:
+        return store.pull(home, preset.load("tiny", home).model, progress)
+    except Error as error:
+        render.say(f"the new engine will only be started, since there is no model to try it with: {error.message}")
+        return None

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from supervisor import build, engine, hardware, paths, render
+from supervisor import build, engine, hardware, paths, preset, render, store
 from supervisor.engine import Engine
 from supervisor.errors import Error, Exit
 from supervisor.units import size
@@ -81,8 +81,10 @@ def remove(key: str, as_json: bool) -> None:
 @click.option("--model", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE", help="A GGUF file.")
 @JSON
 def test(key: str | None, model: Path | None, as_json: bool) -> None:
-    """Compare an engine's files with its manifest, start it, and with a model generate a token."""
+    """Compare an engine's files with its manifest, start it, and generate a token [default model: tiny's, if it is here]."""
     home = paths.home()
+    tiny = preset.load("tiny", home).model
+    model = model or (store.path(home, tiny) if store.have(home, tiny) else None)
     chosen = engine.find(home, key) if key else engine.locate(home)
     if broken := engine.damaged(chosen):
         what = f"engine {chosen.key} is damaged: {', '.join(broken)} differ from what was built"
