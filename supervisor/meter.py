@@ -61,6 +61,11 @@ class Meter:
         self._choice = b""
         self._finals: dict[bytes, bytes] = {}
 
+    @property
+    def mid_event(self) -> bool:
+        """Whether the last bytes were a part of an event."""
+        return bool(self._rest)
+
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the body."""
         self.sent_bytes += len(data)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
@@ -33,7 +34,7 @@ _STREAM_HEADERS: Final = (
 )
 
 
-class Reply:
+class Reply(ABC):
     """How one request's answer goes back; a kind of answer is a subclass."""
 
     def __init__(self, client: Connection, send: Send, row: Row) -> None:
@@ -52,8 +53,9 @@ class Reply:
         else:
             await self._refused(exchange, head)
 
+    @abstractmethod
     async def _take(self, exchange: Exchange) -> None:
-        raise NotImplementedError
+        """Take the body of a reply of status 200."""
 
     def measure(self) -> Reading:
         """What the answer was made of. The ledger's thread asks for it, since it parses JSON."""
@@ -82,7 +84,8 @@ class Reply:
         self.row.status = "truncated"
         if not self.client.gone:
             # The error event, and then no final chunk: returning without one makes uvicorn cut the connection.
-            self.client.write_chunk(sse.error_event(envelope(problem)["error"]))
+            cut = b"\n\n" if self.meter.mid_event else b""
+            self.client.write_chunk(cut + sse.error_event(envelope(problem)["error"]))
 
     async def _refused(self, exchange: Exchange, head: Head) -> None:
         """Pass the engine's own refusal on, with its source."""
