@@ -137,3 +137,29 @@ def test_the_models_route_knows_the_real_context(served: Client) -> None:
 def test_health_is_well(served: Client) -> None:
     with served.http as http:
         assert http.get("/health").json()["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": HELLO, "max_tokens": 20},
+        {"messages": HELLO, "max_tokens": 8, "n": 2, "seed": 1},
+        {"messages": HELLO, "max_tokens": 4, "logprobs": True},
+        {"messages": HELLO, "max_tokens": 40, "response_format": {"type": "json_object"}},
+    ],
+    ids=["plain", "n", "logprobs", "json"],
+)
+def test_an_unstreamed_reply_is_the_engines_own(tiny: Client, engine_server: httpx2.Client, fields: dict[str, Any]) -> None:
+    """Through the front door and without it, field by field. tests/contract/test_assembly.py has all the cases, without the door."""
+    asked = {"model": "tiny", "temperature": 0, "cache_prompt": False} | fields
+    with tiny.http as http:
+        through = http.post("/v1/chat/completions", json=asked)
+    plain = engine_server.post("/v1/chat/completions", json=asked, headers={"Connection": "close"})
+    assert through.status_code == plain.status_code == 200
+    assert _lasting(through.json()) == _lasting(plain.json())
+    assert list(through.json()) == list(plain.json())  # in the engine's order
+
+
+def _lasting(reply: dict[str, Any]) -> dict[str, Any]:
+    """A reply without what differs from one time to the next."""
+    return {key: value for key, value in reply.items() if key not in ("id", "created", "timings", "model")}
