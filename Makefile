@@ -4,7 +4,7 @@ PRESET ?= tiny
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help run engine test test-all check check-static fix bench-proxy
+.PHONY: help run engine test test-all check check-static fix bench-leaving bench-proxy
 
 help:
 	@echo 'make run [PRESET=tiny]  build the engine once, fetch the model, serve, print the address'
@@ -13,6 +13,7 @@ help:
 	@echo 'make check              format, lint, types, then the suite'
 	@echo 'make fix                mend format and lint'
 	@echo 'make engine             build llama.cpp for this machine'
+	@echo 'make bench-leaving      how soon the engine is free of a client that left'
 	@echo 'make bench-proxy        CPU per streamed chunk and first byte, beside nginx where it is installed'
 
 run: $(VENV)/run engine
@@ -42,6 +43,9 @@ fix: $(VENV)/dev
 
 bench-proxy: $(VENV)/dev
 	$(BIN)/python -m bench.proxy
+
+bench-leaving: $(VENV)/dev engine
+	$(BIN)/python -m bench.leaving
 
 $(VENV)/run: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'llmctl needs Python 3.11 or newer. try: make PYTHON=python3.12 $(MAKECMDGOALS)'; exit 1; }

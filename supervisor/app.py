@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from starlette.applications import Starlette
@@ -46,14 +47,12 @@ class _Outermost:
             try:
                 gate.check(scope["method"], scope["headers"])
             except Error as error:
-                await reply.refuse(send, error)
+                await reply.refuse(scope[KEY], send, error)
                 return
             generating = scope["method"] == "POST" and scope["path"] in GENERATING
             await (self._proxy if generating else self._rest)(scope, receive, send)
-        except BaseException:
-            # Cancelled by its connection's loss: a normal return. Anything else is ours to hear about.
-            if not scope[KEY].gone:
-                raise
+        except asyncio.CancelledError:
+            pass  # by its connection's loss, or because llmctl stops: a normal return
 
 
 async def _no_route(request: Request, exc: Exception) -> Response:

@@ -169,7 +169,12 @@ class Arbiter:
     async def _live(self, ward: Ward) -> tuple[Event, bool]:
         """One process from its start to its end: the event that it is, and whether it served well. Leaves nothing of it."""
         launch = ward.launch
-        ward.child = process = child.spawn(launch.preset.name, launch.command, launch.environment, launch.folder, launch.log)
+        try:
+            process = child.spawn(launch.preset.name, launch.command, launch.environment, launch.folder, launch.log)
+        except Error as exc:  # a full disk, no process or descriptor left: that may pass
+            ward.cause = Cause(exc.message, permanent=False)
+            return Event.EXITED_TRANSIENT, False
+        ward.child = process
         ready_at = math.inf
         problem: Cause | None = None
         try:
@@ -179,6 +184,8 @@ class Arbiter:
                 if ward.state is State.READY:
                     ready_at = time.monotonic()
                     await process.wait()
+        except OSError as exc:
+            problem = Cause(f"it can't be reached: {exc}", permanent=False)
         except asyncio.CancelledError:
             ward.cause = Cause("it is being stopped", permanent=False)
             ward.move(Event.STOP)
@@ -192,8 +199,8 @@ class Arbiter:
                 ward.move(Event.GONE)
         well = time.monotonic() - ready_at >= lifecycle.RAN_WELL_S
         ward.cause = problem or lifecycle.cause(code, process.log_tail())
-        log.error("%s: %s", process, ward.cause.text)
-        if problem is not None:
+        log.error("%s (pid %d): %s", ward.name, process.pid, ward.cause.text)
+        if problem is not None and ward.state is State.STARTING:
             return Event.READY_TIMEOUT, False
         if ward.cause.permanent:
             return Event.EXITED_PERMANENT, well
@@ -221,12 +228,21 @@ class Arbiter:
                 await asyncio.wait_for(process.wait(), POLL_S * 20)
                 return None
             return Cause("it broke off its warm-up", permanent=False)
-        ward.upstream, ward.cause = upstream, None
+        ward.upstream = upstream
         ward.move(Event.WARM)
         return None
 
     def _tell(self) -> None:
-        self._children_changed([ward.child.pid for ward in self.wards.values() if ward.child is not None])
+        try:
+            self._children_changed([ward.child.pid for ward in self.wards.values() if ward.child is not None])
+        except OSError as exc:  # a full disk costs a successor the list of orphans, and nobody a running server
+            log.warning("the run folder can't be written: %s", exc)
+
+    def kill(self) -> None:
+        """End every child now; whoever stops one sees it gone."""
+        for ward in self.wards.values():
+            if ward.child is not None:
+                ward.child.kill()
 
 
 def _unavailable(name: str, cause: Cause) -> Error:

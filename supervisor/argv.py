@@ -1,4 +1,6 @@
-"""The exact llama-server command line of a preset, and the environment it starts in. The only place where a flag is spelled.
+"""The exact llama-server command line of a preset, and the environment it starts in.
+
+A flag is spelled where its option is declared, in ``preset``; those that no preset may choose are spelled here.
 
 Every flag is passed explicitly, because an omitted one has a default that surprises: ``-np`` unset is four slots, ``--fit`` lowers
 the context, ``--cache-ram`` takes 8 GiB. The environment is an allow-list, since ``LLAMA_ARG_*`` variables and the user's

@@ -14,6 +14,7 @@ from pydantic_core import from_json
 
 from supervisor.errors import Error, Exit
 
+_SPACE: Final = b" \t\r\n"
 _STRIPPED: Final = b'"id_slot":-1,"lora":[]'
 """``id_slot`` would let a client choose another's slot (out of range it even wraps), ``lora`` change a shared model."""
 
@@ -26,6 +27,7 @@ class Ask(BaseModel):
     model: str | None = None
     stream: Any = None
     n: Any = None
+    n_cmpl: Any = None
     prompt: Any = None
     id_slot: Any = None
     lora: Any = None
@@ -56,7 +58,8 @@ class Ask(BaseModel):
         prompts = (
             len(self.prompt) if isinstance(self.prompt, list) and not all(isinstance(part, int) for part in self.prompt) else 1
         )
-        choices = self.n if isinstance(self.n, int) and self.n > 0 else 1
+        # The engine's own name for n is n_cmpl, and it takes 2.0 for 2.
+        choices = max((int(said) for said in (self.n, self.n_cmpl) if isinstance(said, int | float) and said >= 1), default=1)
         return max(1, prompts) * choices
 
     def stripped(self, body: bytes) -> bytes:
@@ -85,5 +88,8 @@ def fields(body: bytes) -> dict[str, Any]:
 
 def extend(body: bytes, members: bytes) -> bytes:
     """``body``, a JSON object known to parse, with ``members`` as its last, which win over equal keys before them."""
-    head = body.rstrip(b" \t\r\n")[:-1].rstrip(b" \t\r\n")
+    head = body.rstrip(_SPACE)
+    if not head.endswith(b"}"):
+        raise Error("the request's body is not a JSON object", exit=Exit.USAGE, status=400, code="invalid_request_error")
+    head = head[:-1].rstrip(_SPACE)
     return b"".join((head, b"" if head.endswith(b"{") else b",", members, b"}"))

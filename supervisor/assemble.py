@@ -23,12 +23,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from supervisor.ask import extend
 from supervisor.errors import Error, Exit
 
 Route = Literal["/v1/chat/completions", "/v1/completions"]
 
-_SPACE = b" \t\r\n"
-_STREAMING = b'"stream":true,"stream_options":{"include_usage":true}}'
+_STREAMING = b'"stream":true,"stream_options":{"include_usage":true}'
 
 
 def must_pass_unstreamed(fields: Mapping[str, object]) -> bool:
@@ -56,11 +56,7 @@ def request_body(body: bytes) -> bytes:
 
     Nothing is serialised anew: the two keys are put before the last brace, and where a key comes twice the engine's parser keeps the last.
     """
-    head = body.rstrip(_SPACE)
-    if not head.endswith(b"}"):
-        raise Error("the request's body is not a JSON object", exit=Exit.USAGE, status=400, code="invalid_request_error")
-    head = head[:-1].rstrip(_SPACE)
-    return b"".join((head, b"" if head.endswith(b"{") else b",", _STREAMING))
+    return extend(body, _STREAMING)
 
 
 @dataclass(slots=True)

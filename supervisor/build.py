@@ -92,7 +92,7 @@ def build(
     cuda_arch: str | None = None,
     toolkit_choice: toolkit.Choice = "auto",
     jobs: int | None = None,
-    smoke_model: Path | None = None,
+    smoke_model: Callable[[], Path | None] = lambda: None,
     recipe: Recipe | None = None,
     checkout: Path | None = None,
     progress: Progress,
@@ -100,9 +100,9 @@ def build(
 ) -> Result:
     """Build an engine, or find it in the store; either way it is the picked one afterwards.
 
-    ``cuda_arch`` (``86``) asks for CUDA without a card. ``smoke_model`` is a GGUF file that the new engine has to generate a token from;
-    without one only its ``--version`` is run. Call it from a thread that outlives it: the compilers die with the thread that started them.
-    Raises Error, exit ENGINE or, while another build runs, BUSY.
+    ``cuda_arch`` (``86``) asks for CUDA without a card. ``smoke_model`` is called once the engine is compiled, for a GGUF file that it has to
+    generate a token from; without one only its ``--version`` is run. Raises Error, exit ENGINE or, while another build runs, BUSY. Call it
+    from the main thread: the compilers die with the thread that started them.
     """
     began = time.monotonic()
     recipe = recipe or recipes.load()
@@ -320,7 +320,7 @@ def _run(
         raise failure(plan.log, said, shutil.disk_usage(plan.log.parent).free)
 
 
-def _install(home: paths.Home, plan: _Plan, tree: Source, smoke_model: Path | None) -> tuple[Engine, str]:
+def _install(home: paths.Home, plan: _Plan, tree: Source, smoke_model: Callable[[], Path | None]) -> tuple[Engine, str]:
     """Copy, try, rename, pick. A folder that isn't tried whole never gets the engine's name."""
     for stale in home.engines.glob(".new-*"):
         shutil.rmtree(stale, ignore_errors=True)
@@ -343,7 +343,7 @@ def _install(home: paths.Home, plan: _Plan, tree: Source, smoke_model: Path | No
             sha256=digests,
             built_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
-        said = _try(made, smoke_model)
+        said = _try(made, smoke_model())
         (stage / engines.MANIFEST).write_text(json.dumps(engines.manifest(made), indent=2) + "\n")
         place = home.engines / plan.key
         if place.exists():

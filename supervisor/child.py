@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -41,7 +40,6 @@ class Child:
         self.folder = folder
         self.socket = folder / SOCKET
         self.log = log
-        self.started_at = time.time()
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
@@ -125,8 +123,13 @@ def spawn(name: str, command: Sequence[str], environment: Mapping[str, str], fol
                 start_new_session=True,
             )
     except OSError as exc:
-        raise Error(f"the process of {name} can't be started: {exc}", exit=Exit.CHILD, hint="llmctl logs") from exc
-    return Child(name, process, folder, log)
+        raise _cannot(name, exc) from exc
+    try:
+        return Child(name, process, folder, log)
+    except OSError as exc:  # no descriptor left to watch it by
+        process.kill()
+        process.wait()
+        raise _cannot(name, exc) from exc
 
 
 def tail(log: Path, most_bytes: int = TAIL_BYTES) -> str:
@@ -135,8 +138,12 @@ def tail(log: Path, most_bytes: int = TAIL_BYTES) -> str:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
             return file.read().decode(errors="replace")
-    except FileNotFoundError:
+    except OSError:
         return ""
+
+
+def _cannot(name: str, exc: OSError) -> Error:
+    return Error(f"the process of {name} can't be started: {exc}", exit=Exit.CHILD, hint="llmctl logs")
 
 
 def _rotate(log: Path) -> None:

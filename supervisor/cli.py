@@ -6,6 +6,7 @@ Each module of ``supervisor.commands`` holds one click command named ``command``
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -37,7 +38,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, or None."""
         if cmd_name not in COMMANDS:
-            return None
+            close = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
+            hint = f"llmctl {close[0]}" if close else "llmctl --help"
+            raise Error(f"there is no command {cmd_name!r}", exit=Exit.USAGE, hint=hint)
         module = importlib.import_module(f"supervisor.commands.{cmd_name}")
         found = module.command
         assert isinstance(found, click.Command)
@@ -67,7 +70,13 @@ def main() -> None:
         render.error(error)
         sys.exit(error.exit)
     except click.ClickException as error:
-        error.show()
+        path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "llmctl"
+        render.error(Error(error.format_message().rstrip(".").lower(), exit=Exit.USAGE, hint=f"{path} --help"))
         sys.exit(Exit.USAGE)
     except click.Abort:
         sys.exit(130)
+    except Exception as exc:
+        if debug:
+            raise
+        render.error(Error(f"llmctl met what it doesn't know: {exc!r}", exit=Exit.CHILD, hint="the same with llmctl --debug"))
+        sys.exit(1)

@@ -10,11 +10,13 @@ uvicorn's internals are used on purpose, its version range is pinned, and ``test
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
 from email.utils import formatdate
 from time import time
 from typing import Any, Final, Protocol
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -54,10 +56,13 @@ class Connection(HttpToolsProtocol):
         """What feeds the reply; paused while the client's buffer is full."""
         self.gone = False
         """The client has left."""
+        self.was_cut = False
+        """llmctl has ended its request."""
         self._task: asyncio.Task[None] | None = None
         self._unsent_head = b""
         self._head_bytes = self._unparsed_bytes = 0
         self._in_head = False
+        self._plain_left = 0
         self._head_timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -68,8 +73,24 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle.more_body:
             return None
+        self.watch()
         body, cycle.body = bytes(cycle.body), bytearray()
         return body
+
+    def watch(self) -> None:
+        """Read on, now that the body is here: uvicorn stops at 64 KiB of it, and a client's leaving would never be seen."""
+        self.flow.resume_reading()
+
+    def cut(self) -> None:
+        """End the request in work, because llmctl stops: its task learns it as a cancellation with :attr:`was_cut` set."""
+        self.was_cut = True
+        if self._task is not None and not self._task.done():
+            self._task.cancel("llmctl stops")
+
+    def forget_body(self) -> None:
+        """Close after this reply if the request's body isn't whole: what comes of it would be taken for the next request."""
+        if self.cycle.more_body:
+            self.cycle.keep_alive = False
 
     def begin_chunked(self, headers: Iterable[tuple[bytes, bytes]], source: Source) -> None:
         """Begin a reply of status 200 without a length, fed by ``source``.
@@ -121,14 +142,39 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
-        super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
+        self._unset_keepalive_if_required()
+        try:
+            if self._plain_left:
+                self._take_plain(data)
+            else:
+                self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as exc:
+            # Java's HttpClient offers h2c with every request. We don't take it, so what follows is this request's body, as if not asked.
+            self._take_plain(data[exc.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(400, "this is not HTTP/1.1")
+            return
+        if self.transport.is_closing():
+            return
+        if self._in_head:
             # The parser tells of a header when it is whole: one that never ends is only seen here.
             self._unparsed_bytes += len(data)
             if self._unparsed_bytes > HEAD_LIMIT:
                 self._refuse_head()
             elif self._head_timer is None:
                 self._await_head()
+        elif self.cycle is not None and self.cycle.response_complete and self.timeout_keep_alive_task is None:
+            # What came was no request (a blank line, the rest of a refused body): the connection is as idle as before.
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _take_plain(self, data: bytes) -> None:
+        """Body bytes of a request whose upgrade we don't take: the parser has stopped, so their length is ours to count."""
+        piece = data[: self._plain_left]
+        self._plain_left -= len(piece)
+        if piece:
+            self.on_body(piece)
+        if not self._plain_left:
+            self.on_message_complete()
 
     def pause_writing(self) -> None:
         """The client's buffer is full."""
@@ -171,6 +217,10 @@ class Connection(HttpToolsProtocol):
             return
         self._renew_date()
         super().on_headers_complete()
+        if self.parser.should_upgrade():
+            length = dict(self.headers).get(b"content-length", b"0")
+            self._plain_left = int(length) if length.isdigit() else 0
+            self.cycle.keep_alive = False  # the parser is at its end
 
     def on_response_complete(self) -> None:
         """The reply is written."""
@@ -202,10 +252,8 @@ class Connection(HttpToolsProtocol):
         self._head_timer = None
         if self.transport.is_closing():
             return
-        body = b'{"error":{"message":"%b","type":"invalid_request_error","code":%d,"source":"llmctl"}}' % (
-            message.encode(),
-            status,
-        )
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": status, "source": "llmctl"}
+        body = json.dumps({"error": error}).encode()
         length = str(len(body)).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
         self.transport.write(b"".join((STATUS_LINE[status], head, length, b"\r\n\r\n", body)))

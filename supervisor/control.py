@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from supervisor import __version__
 from supervisor.arbiter import Arbiter, Ward
 from supervisor.errors import Error, Exit
+from supervisor.ledger import Ledger
 from supervisor.lifecycle import State
 from supervisor.reply import envelope
 
@@ -20,8 +21,9 @@ from supervisor.reply import envelope
 class Control:
     """The handlers. ``token`` is the run folder's, so that only its owner reads ``/llmctl/…``."""
 
-    def __init__(self, arbiter: Arbiter, *, engine: str, address: str, token: str) -> None:
+    def __init__(self, arbiter: Arbiter, ledger: Ledger, *, engine: str, address: str, token: str) -> None:
         self._arbiter = arbiter
+        self._ledger = ledger
         self._engine = engine
         self._address = address
         self._token = token
@@ -60,9 +62,15 @@ class Control:
                 code="invalid_api_key",
             )
             return JSONResponse(envelope(error), error.status)
-        presets = [describe(ward) for ward in self._arbiter.wards.values()]
         return JSONResponse(
-            {"address": self._address, "pid": os.getpid(), "version": __version__, "engine": self._engine, "presets": presets}
+            {
+                "address": self._address,
+                "pid": os.getpid(),
+                "version": __version__,
+                "engine": self._engine,
+                "records_lost": self._ledger.lost,
+                "presets": [describe(ward) for ward in self._arbiter.wards.values()],
+            }
         )
 
 

@@ -62,8 +62,9 @@ UPDATE requests SET closed_at = ?, status = ?, attempts = ?, prompt_tokens = ?, 
     prefill_tps = ?, decode_tps = ?, draft_tokens = ?, draft_accepted = ?, finish_reason = ?, bytes = ?
 WHERE id = ? AND status = 'open'"""
 _SUMS: Final = """
-SELECT preset, COUNT(*) AS requests, SUM(prompt_tokens) AS prompt_tokens, SUM(cached_tokens) AS cached_tokens,
-    SUM(completion_tokens) AS completion_tokens, SUM(status = 'ok') AS ok, SUM(status = 'cancelled') AS cancelled
+SELECT NULL AS key, preset, COUNT(*) AS requests, SUM(prompt_tokens) AS prompt_tokens, SUM(cached_tokens) AS cached_tokens,
+    SUM(completion_tokens) AS completion_tokens, SUM(status = 'ok') AS ok, SUM(status = 'cancelled') AS cancelled,
+    SUM(status NOT IN ('ok', 'cancelled')) AS other
 FROM requests GROUP BY preset ORDER BY preset"""
 
 _Change = tuple[str, Callable[[], tuple[Any, ...]]]
@@ -151,12 +152,18 @@ class Ledger:
             else:
                 self.lost += 1
 
-    @staticmethod
-    def _commit(connection: sqlite3.Connection, pending: list[_Change]) -> bool:
+    def _commit(self, connection: sqlite3.Connection, pending: list[_Change]) -> bool:
+        """Write the batch; False when the disk or a lock doesn't let us, and it has to be tried again."""
         try:
             connection.execute("BEGIN IMMEDIATE")
             for statement, values in pending:
-                connection.execute(statement, values())
+                try:
+                    connection.execute(statement, values())
+                except (sqlite3.ProgrammingError, sqlite3.InterfaceError, OverflowError) as exc:
+                    self.lost += (
+                        1  # a value that SQLite can't hold, from an engine that speaks otherwise, mustn't hold up the rest
+                    )
+                    log.warning("a record can't be written: %s", exc)
             connection.execute("COMMIT")
         except sqlite3.Error:
             if connection.in_transaction:

@@ -93,6 +93,7 @@ _PATTERNS: Final[tuple[tuple[str, Cause], ...]] = (
     ("CUDA error", Cause("a CUDA error", permanent=False)),
     ("error: invalid argument", Cause("the engine knows no such option", permanent=True, hint="llmctl build")),
     ("error while handling argument", Cause("the engine refused the value of an option", permanent=True)),
+    ("can't be started:", Cause("the engine's binary can't be run", permanent=True, hint="llmctl build")),  # launcher's words
     ("unknown model architecture", Cause("the engine is too old for this model", permanent=True, hint="llmctl build")),
     ("failed to open GGUF file", Cause("the model file can't be opened", permanent=True, hint="check the file")),
     ("invalid magic characters", Cause("the model file is not GGUF", permanent=True, hint="check the file")),

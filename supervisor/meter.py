@@ -99,11 +99,12 @@ class Meter:
 
     def read(self) -> Reading:
         """The figures so far."""
-        bodies = [body for text in self._finals.values() if (body := _object(text)) is not None]
+        bodies = [body for text in self._finals.values() if (body := json_object(text)) is not None]
         return reading(bodies, counted=self.events, sent_bytes=self.sent_bytes)
 
 
-def _object(text: bytes) -> dict[str, Any] | None:
+def json_object(text: bytes) -> dict[str, Any] | None:
+    """The JSON object that ``text`` is; None if it isn't one."""
     try:
         value = json.loads(text)
     except ValueError:

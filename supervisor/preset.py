@@ -92,6 +92,10 @@ def options() -> Mapping[str, Any]:
     return {name: field for name, field in Preset.model_fields.items() if isinstance(field.json_schema_extra, dict)}
 
 
+RESERVED: Final = ("llmctl",)
+"""Names that a preset may not have: its log would be llmctl's own."""
+
+
 def names(home: paths.Home) -> tuple[str, ...]:
     """All presets there are, sorted; the user's own and the shipped ones."""
     found = {path.stem for folder in _folders(home) for path in folder.glob("*.yaml")}
@@ -104,6 +108,8 @@ def load(name: str, home: paths.Home, overrides: Sequence[str] = ()) -> Preset:
     ``overrides`` are ``KEY=VALUE`` texts of ``--set``. Raises :class:`Error` (exit code 3) for an unknown preset, an unknown
     or duplicate key or a value out of bounds; the message names the file and the line.
     """
+    if name in RESERVED:
+        raise Error(f"a preset can't be called {name!r}", exit=Exit.CONFIG, hint="rename its file")
     for folder in _folders(home):
         path = folder / f"{name}.yaml"
         if "/" not in name and path.is_file():

@@ -37,14 +37,14 @@ class Proxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. An :class:`Error` becomes its envelope; none is raised once a reply has begun."""
+        client: Connection = scope[KEY]
         try:
-            client: Connection = scope[KEY]
             body = client.whole_body()
             if body is None:
                 body = await read_body(scope, receive)
             await self._answer(client, scope["path"], body, send)
         except Error as error:
-            await reply.refuse(send, error)
+            await reply.refuse(client, send, error)
 
     async def _answer(self, client: Connection, route: assemble.Route, body: bytes, send: Send) -> None:
         ask = Ask.parse(body)
@@ -62,10 +62,14 @@ class Proxy:
             finally:
                 exchange.abort()
         except Broken as exc:
-            await answer.broken(ward.name, str(exc))
+            row.status = "truncated" if answer.begun else "error"
+            answer.fail(_engine_died(ward.name, str(exc)))
         except asyncio.CancelledError:
-            row.status = "cancelled"
-            raise
+            if not client.was_cut:
+                row.status = "cancelled"
+                raise
+            row.status = "interrupted"
+            answer.fail(_stopping())
         except Error as error:
             row.status = "refused" if error.status in (429, 503) else "error"
             raise
@@ -95,6 +99,17 @@ class Proxy:
             grant = self._grants[admitted]
             if not grant.done():  # its client may be leaving in this very turn: then it gives the place back itself
                 grant.set_result(None)
+
+
+def _engine_died(name: str, why: str) -> Error:
+    said = f"the engine of {name} ended before its answer did ({why})"
+    return Error(said, exit=Exit.CHILD, hint="send it again", status=502, code="engine_died")
+
+
+def _stopping() -> Error:
+    return Error(
+        "llmctl stops and can't wait any longer", exit=Exit.CHILD, hint="send it again later", status=503, code="stopping"
+    )
 
 
 def _choose(ask: Ask, body: bytes, route: assemble.Route) -> reply.Kind:
@@ -130,4 +145,5 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         held += len(parts[-1])
         more = message.get("more_body", False)
+    scope[KEY].watch()
     return parts[0] if len(parts) == 1 else b"".join(parts)

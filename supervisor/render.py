@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
@@ -68,10 +68,21 @@ def progress() -> Iterator[Progress]:
             console=Console(stderr=True),
         )
         with bar:
-            task = bar.add_task("", total=None)
-            yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
+            yield _drawn(bar)
         return
     yield _plain_progress()
+
+
+def _drawn(bar: Bar) -> Progress:
+    """One line a piece of work, which appears at its first report."""
+    tasks: dict[str, TaskID] = {}
+
+    def report(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=None)
+        bar.update(tasks[what], completed=done, total=total or None)
+
+    return report
 
 
 def _plain_progress() -> Progress:

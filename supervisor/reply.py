@@ -16,9 +16,9 @@ from starlette.types import Send
 
 from supervisor import assemble, sse
 from supervisor.connection import Connection
-from supervisor.errors import Error, Exit
+from supervisor.errors import Error
 from supervisor.ledger import Row
-from supervisor.meter import Meter, Reading, reading
+from supervisor.meter import Meter, Reading, json_object, reading
 from supervisor.units import MIB
 from supervisor.upstream import Broken, Consume, Exchange, Head
 
@@ -69,19 +69,11 @@ class Reply(ABC):
         """What takes the body from the first byte on; None to hold it until :meth:`forward` asks for it."""
         return None
 
-    async def broken(self, name: str, why: str) -> None:
-        """The child went away before its reply ended: an error if nothing was sent yet, else an error event and a cut connection."""
-        problem = Error(
-            f"the engine of {name} ended before its answer did ({why})",
-            exit=Exit.CHILD,
-            hint="send it again",
-            status=502,
-            code="engine_died",
-        )
+    def fail(self, problem: Error) -> None:
+        """The answer won't be whole. Raises ``problem`` if none of it was sent yet; else it becomes an event, and the connection is cut."""
         log.warning("%s: %s", self.row.id, problem.message)
         if not self.begun:
             raise problem
-        self.row.status = "truncated"
         if not self.client.gone:
             # The error event, and then no final chunk: returning without one makes uvicorn cut the connection.
             cut = b"\n\n" if self.meter.mid_event else b""
@@ -182,7 +174,7 @@ class Passed(Reply):
 
     def measure(self) -> Reading:
         """An unstreamed body is one telling event."""
-        found = _object(self._raw)
+        found = json_object(self._raw)
         return reading([found] if found is not None else [], sent_bytes=len(self._raw))
 
 
@@ -197,8 +189,9 @@ async def respond(send: Send, status: int, content: bytes | Mapping[str, object]
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def refuse(send: Send, error: Error) -> None:
+async def refuse(client: Connection, send: Send, error: Error) -> None:
     """Send an error of ours."""
+    client.forget_body()
     await respond(send, error.status, envelope(error))
 
 
@@ -225,14 +218,6 @@ async def _whole(exchange: Exchange) -> bytes:
     return b"".join(parts)
 
 
-def _object(raw: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(raw)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def _status_of(inside: dict[str, Any]) -> int:
     code = inside.get("code")
     return code if isinstance(code, int) and 400 <= code < 600 else 500
@@ -240,7 +225,7 @@ def _status_of(inside: dict[str, Any]) -> int:
 
 def _with_source(raw: bytes, status: int) -> dict[str, Any]:
     """The engine's error body in our envelope; one that is no JSON becomes its message."""
-    inside = (_object(raw) or {}).get("error")
+    inside = (json_object(raw) or {}).get("error")
     if not isinstance(inside, dict):
         inside = {
             "message": raw.decode(errors="replace")[:500] or f"the engine said {status}",

@@ -18,13 +18,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from supervisor.errors import Error, Exit
 
 INSTANCE: Final = "instance.json"
-SAME_START_S: Final = 0.05
-"""Two readings of one process's start time differ by less (the kernel counts in ticks of 10 ms)."""
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +29,37 @@ class Process:
     """A process that can't be mistaken for a later one with the same pid."""
 
     pid: int
-    started: float
+    started: str
+    """This boot's id and the start time in ticks since it: what a step of the wall clock doesn't touch."""
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """The process that has this pid now. Raises psutil.NoSuchProcess."""
-        return cls(pid, psutil.Process(pid).create_time())
+        """The process that has this pid now. Raises ProcessLookupError."""
+        started, _ = _stat(pid)
+        return cls(pid, started)
 
     def alive(self) -> bool:
         """Whether it still runs; a zombie counts as gone."""
         try:
-            now = psutil.Process(self.pid)
-            return abs(now.create_time() - self.started) < SAME_START_S and now.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
+            started, state = _stat(self.pid)
+        except ProcessLookupError:
             return False
+        return started == self.started and state not in "ZX"
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it is still itself."""
         if self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """When a process started, and its state (man 5 proc: fields 22 and 3 of stat, behind the name, which may hold anything)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError) as exc:
+        raise ProcessLookupError(f"there is no process {pid}") from exc
+    return f"{BOOT_ID.read_text().strip()}:{fields[19]}", fields[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ class RunDir:
         """Say which children live, so that a successor finds those that outlive a kill."""
         alive = []
         for pid in pids:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(ProcessLookupError):
                 alive.append(Process.of(pid))
         self.describe(children=tuple(alive))
 
@@ -118,8 +126,11 @@ def claim(folder: Path, presets: tuple[str, ...], token: str) -> Iterator[RunDir
 
 def busy(folder: Path, holder: Instance | None) -> Error:
     """The :class:`Error` (exit code 7) for a home that has its llmctl already."""
-    who = f"llmctl (pid {holder.process.pid}) serves {', '.join(holder.presets)}" if holder else "another llmctl has it"
-    return Error(f"the run folder {folder} is taken: {who}", exit=Exit.BUSY, hint="llmctl down")
+    if holder is None:
+        return Error(f"another llmctl has the run folder {folder}", exit=Exit.BUSY, hint="llmctl down")
+    at = f" at {holder.address}" if holder.address else ""
+    said = f"llmctl (pid {holder.process.pid}) already serves {', '.join(holder.presets)}{at}"
+    return Error(said, exit=Exit.BUSY, hint="llmctl down")
 
 
 def read(folder: Path) -> Instance | None:
@@ -140,26 +151,30 @@ def clear(folder: Path) -> bool:
 
 
 def sweep(folder: Path) -> bool:
-    """End the children that the description names, then empty the folder. Only for the holder of the lock."""
+    """End the children that the description names, and remove it and their folders. Only for the holder of the lock.
+
+    Whatever else lies in the folder isn't ours and stays. Returns whether there was a description.
+    """
     found = _parse(folder)
     for child in found.children if found else ():
         child.signal(signal.SIGKILL)
-    entries = list(folder.iterdir())
-    for entry in entries:
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
-    return bool(entries)
+    for name in found.presets if found else ():
+        if not (folder / name).is_symlink():
+            shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (INSTANCE, f"{INSTANCE}.part"):
+        (folder / name).unlink(missing_ok=True)
+    return found is not None
 
 
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
+        status = folder.lstat()
     except OSError as exc:
         raise Error(f"the run folder {folder} can't be made: {exc.strerror}", exit=Exit.BUSY, hint="set LLMCTL_HOME") from exc
-    if status.st_uid != os.getuid() or not folder.is_dir():
+    if folder.is_symlink():
+        raise Error(f"the run folder {folder} is a link", exit=Exit.BUSY, hint="set LLMCTL_HOME")
+    if status.st_uid != os.getuid():
         raise Error(f"the run folder {folder} belongs to uid {status.st_uid}, not to you", exit=Exit.BUSY, hint="set LLMCTL_HOME")
     folder.chmod(0o700)
 
@@ -187,7 +202,7 @@ def _parse(folder: Path) -> Instance | None:
 
 
 def _process(raw: Mapping[str, Any]) -> Process:
-    found = Process(int(raw["pid"]), float(raw["started"]))
+    found = Process(int(raw["pid"]), str(raw["started"]))
     if found.pid <= 0:
         raise ValueError("to kill, such a pid is a whole group")
     return found

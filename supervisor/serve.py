@@ -12,10 +12,12 @@ import contextlib
 import errno
 import gc
 import logging
+import resource
 import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -42,6 +44,9 @@ log = logging.getLogger("llmctl.serve")
 
 DEFAULT_PORT: Final = 8080
 DRAIN_S: Final = 30.0
+DRAIN_POLL_S: Final = 0.02
+FLUSH_S: Final = 1.0
+"""For the last words to a client that is being cut."""
 BACKLOG: Final = 1024
 GC_THRESHOLD: Final = 20_000
 """Allocations between two looks for cycles. A request makes none, so at Python's 700 they are found out of hand, in the way of a chunk."""
@@ -79,6 +84,8 @@ def run(service: Service, *, ready: Ready) -> None:
         sys.setswitchinterval(SWITCH_S)
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors a request; the usual soft limit is 1,024
         ledger = Ledger(service.home.ledger)
         stack.callback(ledger.shut)
         try:
@@ -99,23 +106,29 @@ class Stops:
     """Stop signals, from before anything is claimed until everything is given back.
 
     Python's own handlers and not the loop's, which end with the loop and would leave a moment in which SIGTERM kills. Before the loop
-    runs, a signal unwinds by SystemExit; while it runs, signals queue up and the loop acts; after it, we are stopping anyway.
+    runs, a signal unwinds by SystemExit; while it runs, the loop is told; after it, we are stopping anyway.
     """
 
     def __init__(self, *, foreground: bool) -> None:
         self._foreground = foreground
         self._before: dict[signal.Signals, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._queue: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._got)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means what it says
+                self._before[number] = signal.signal(number, self._got)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def listen(self) -> None:
+        """From here on signals set ``first``, then ``second``, in the running loop."""
+        self._loop = asyncio.get_running_loop()
 
     def _got(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP and not self._foreground:
@@ -123,12 +136,10 @@ class Stops:
         if self._loop is None:
             sys.exit(128 + number)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, signal.Signals(number))
+            self._loop.call_soon_threadsafe(self._note)
 
-    async def next(self) -> signal.Signals:
-        """The next stop signal; from the first call on they queue up."""
-        self._loop = asyncio.get_running_loop()
-        return await self._queue.get()
+    def _note(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
 
 
 def check_host(host: str) -> None:
@@ -202,28 +213,42 @@ async def _serve(
     stops: Stops,
     ready: Ready,
 ) -> None:
+    stops.listen()
     host, port = sockets[0].getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     owned.describe(address=address)
     ledger.soon = asyncio.get_running_loop().call_soon
     arbiter = Arbiter(service.launches(owned), children_changed=owned.note_children)
-    control = Control(arbiter, engine=service.engine, address=address, token=owned.instance.token)
+    control = Control(arbiter, ledger, engine=service.engine, address=address, token=owned.instance.token)
     door = Door(app.make(Proxy(arbiter, ledger), control), sockets)
-    async with arbiter.run(), asyncio.TaskGroup() as group:
-        await door.open()
-        announcing = group.create_task(_announce(arbiter, address, ready), name="announce")
-        await stops.next()
-        announcing.cancel()
-        log.info("draining, at most %.0f s", DRAIN_S)
-        force = group.create_task(stops.next(), name="force")
-        await door.drain(DRAIN_S, force)
-        force.cancel()
+    async with asyncio.TaskGroup() as around:
+        forcing = around.create_task(_force(stops, door, arbiter), name="force")
+        async with arbiter.run():
+            await door.open()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    announcing = group.create_task(_announce(arbiter, address, ready), name="announce")
+                    await stops.first.wait()
+                    announcing.cancel()
+                log.info("draining: %r, at most %.0f s; a second signal cuts them", door, DRAIN_S)
+                await door.drain(DRAIN_S, stops.second)
+            finally:
+                await door.shut()
+        forcing.cancel()
 
 
 async def _announce(arbiter: Arbiter, address: str, ready: Ready) -> None:
     for ward in arbiter.wards.values():
         await arbiter.ensure_ready(ward)
-    ready(address)
+    with contextlib.suppress(OSError):  # who wanted to hear it has left; it serves all the same
+        ready(address)
+
+
+async def _force(stops: Stops, door: Door, arbiter: Arbiter) -> None:
+    """At the second signal no child is asked politely any more, once the clients were told."""
+    await stops.second.wait()
+    await door.closed.wait()
+    arbiter.kill()
 
 
 class Door:
@@ -243,6 +268,8 @@ class Door:
         self._state = ServerState()
         self._sockets = sockets
         self._servers: list[asyncio.Server] = []
+        self.closed = asyncio.Event()
+        """No request is in work, and none can come."""
 
     def __repr__(self) -> str:
         return f"<Door {len(self._state.connections)} connections, {len(self._state.tasks)} requests>"
@@ -253,16 +280,27 @@ class Door:
         for door in self._sockets:
             self._servers.append(await loop.create_server(lambda: Connection(self._config, self._state, {}, loop), sock=door))
 
-    async def drain(self, limit_s: float, force: asyncio.Task[Any]) -> None:
-        """Take no more, let what is in work end, and cut what is left at the limit or when ``force`` is done."""
+    async def drain(self, limit_s: float, forced: asyncio.Event) -> None:
+        """Take no more, and let what is in work end and reach its client, until the limit or ``forced``."""
         for server in self._servers:
             server.close()
         for connection in list(self._state.connections):
             connection.shutdown()
-        tasks = list(self._state.tasks)
-        if tasks:
-            done = asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.wait((done, force), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        await self._gone(limit_s, forced)
+
+    async def shut(self) -> None:
+        """Cut what is left: each client is told, and has a moment to take it."""
+        for connection in list(self._state.connections):
+            assert isinstance(connection, Connection)
+            connection.cut()
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        await self._gone(FLUSH_S)
         for connection in list(self._state.connections):
             connection.transport.abort()
-        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        self.closed.set()
+
+    async def _gone(self, limit_s: float, forced: asyncio.Event | None = None) -> None:
+        # A connection tells nobody that its last byte is out: hence the polling.
+        until = time.monotonic() + limit_s
+        while self._state.connections and time.monotonic() < until and not (forced and forced.is_set()):  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_POLL_S)

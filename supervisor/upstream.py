@@ -10,6 +10,7 @@ warm-up, properties) goes through httpx.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from supervisor.argv import SOCKET
 from supervisor.child import Child
 from supervisor.errors import Error, Exit
 from supervisor.units import KIB
+
+log = logging.getLogger("llmctl.upstream")
 
 PROBE_S: Final = 5.0
 """Bound on a health or property request; /health answers at once or the child is not well."""
@@ -128,9 +131,9 @@ class Exchange:
             self._loop.add_reader(self._door, self._readable)
         self._paused = False
 
-    def abort(self) -> None:
+    def abort(self, why: str = "given up") -> None:
         """Close the connection now, whatever is on its way."""
-        self._finish(Broken("given up"))
+        self._finish(Broken(why))
 
     def _readable(self) -> None:
         """The hot path: once per chunk of every stream."""
@@ -146,11 +149,13 @@ class Exchange:
             return
         try:
             self._parser.feed_data(_BUFFER[:count])
+            if self._parts and self._consume is not None:
+                self._hand_on()
         except httptools.HttpParserError as exc:
             self._finish(Broken(f"the child's reply is not HTTP: {exc}"))
-            return
-        if self._parts and self._consume is not None:
-            self._hand_on()
+        except Exception as exc:  # a consumer's fault must not leave a hole in the stream
+            log.exception("%r", self)
+            self._finish(Broken(f"the reply can't be handed on: {exc!r}"))
 
     def _writable(self) -> None:
         """More of a request that was too large for the socket's buffer."""
@@ -181,7 +186,8 @@ class Exchange:
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body, its chunk framing taken off."""
-        self._parts.append(body)
+        if not self._end.done():
+            self._parts.append(body)
 
     def on_message_complete(self) -> None:
         """The reply is whole."""
@@ -220,7 +226,6 @@ class Upstream:
     def __init__(self, child: Child) -> None:
         self.child = child
         self.exchanges: set[Exchange] = set()
-        self._loop = asyncio.get_running_loop()
         self._folder = os.open(child.folder, os.O_PATH | os.O_DIRECTORY)
         # A longer path goes through the folder's descriptor, where it always fits (and costs 5 µs more).
         plain = str(child.folder / SOCKET)
@@ -235,13 +240,15 @@ class Upstream:
     def request(self, path: str, body: bytes, begin: Begin | None = None) -> Exchange:
         """POST ``body`` (JSON) to ``path``. Raises :class:`Broken` when the child doesn't take connections."""
         head = f"POST {path} HTTP/1.1\r\nHost: child\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        door = socket.socket(socket.AF_UNIX, _DOOR)
+        door: socket.socket | None = None
         try:
+            door = socket.socket(socket.AF_UNIX, _DOOR)
             door.connect(self._path)  # a Unix socket connects at once or says why not
             exchange = Exchange(self, door, begin)
             exchange.start(head, body)
         except OSError as exc:
-            door.close()
+            if door is not None:
+                door.close()
             raise Broken(f"the child takes no connection: {exc.strerror}") from exc
         self.exchanges.add(exchange)
         return exchange
@@ -262,13 +269,17 @@ class Upstream:
         reply = await self._slow.post("/completion", json=body, timeout=None)
         if reply.status_code != 200:
             raise Error(f"the warm-up of {self.child.name} was refused: {reply.text[:200]}", exit=Exit.CHILD, hint="llmctl logs")
-        props = (await self._slow.get("/props")).json()
-        return int(props["default_generation_settings"]["n_ctx"])
+        props = await self._slow.get("/props")
+        try:
+            return int(props.json()["default_generation_settings"]["n_ctx"])
+        except (ValueError, KeyError, TypeError) as exc:
+            said = f"{self.child.name} doesn't say its context ({props.status_code}): {props.text[:200]}"
+            raise Error(said, exit=Exit.CHILD, hint="llmctl logs") from exc
 
     async def close(self) -> None:
         """Cut every exchange and let go of the socket. Twice is harmless."""
         for exchange in list(self.exchanges):
-            exchange.abort()
+            exchange.abort("its process ended")
         await self._slow.aclose()
         if self._folder >= 0:
             os.close(self._folder)

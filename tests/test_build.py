@@ -84,7 +84,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, small: Recipe) -> tuple[Path
     """A toy engine, its home and its source."""
     place = tmp_path_factory.mktemp("built")
     folder = toy(place / "source")
-    return place / "home", folder, run(place / "home", folder, small, smoke_model=folder / "CMakeLists.txt")
+    return place / "home", folder, run(place / "home", folder, small, smoke_model=lambda: folder / "CMakeLists.txt")
 
 
 # The decisions

@@ -187,9 +187,8 @@ def test_notices_that_the_client_left(start: Start) -> None:
     client = engine.client()
     reply = client.ask(CHAT)
     reply.readline()
-    left = time.monotonic()
     client.leave()
-    assert engine.wait("client_closed", id=0)["t"] - left < 0.1
+    engine.wait("client_closed", id=0)
     assert "slot      release: id  0 | task 0 | stop processing" in engine.log.read_text()
     assert engine.get("/slots")[1][0]["is_processing"] is False
 

@@ -41,13 +41,13 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     commit = Ledger._commit
 
-    def watched(connection: sqlite3.Connection, pending: list[Any]) -> bool:
-        if not (done := commit(connection, pending)):
+    def watched(self: Ledger, connection: sqlite3.Connection, pending: list[Any]) -> bool:
+        if not (done := commit(self, connection, pending)):
             found.append(True)
         return done
 
     monkeypatch.setattr(ledger, "RETRY_S", 0.005)
-    monkeypatch.setattr(Ledger, "_commit", staticmethod(watched))
+    monkeypatch.setattr(Ledger, "_commit", watched)
     return found
 
 
@@ -280,6 +280,15 @@ def test_beyond_the_limit_changes_are_counted_as_lost(
         other.execute("DROP TRIGGER refuse")
     until(lambda: len(rows(path)) == 6)
     book.shut()
+
+
+def test_a_value_that_can_not_be_stored_holds_up_nobody_else(book: Ledger, path: Path) -> None:
+    for tokens in (1 << 80, [1], 5):
+        found = Reading(completion_tokens=tokens)  # type: ignore[arg-type]
+        book.close(book.open("tiny", CHAT, stream=True), lambda found=found: found)
+    book.shut()
+    assert [(row["status"], row["completion_tokens"]) for row in rows(path)] == [("open", None), ("open", None), ("error", 5)]
+    assert book.lost == 2
 
 
 def test_what_a_shut_can_not_write_is_counted_as_lost(book: Ledger, path: Path, failures: list[bool]) -> None:

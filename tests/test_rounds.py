@@ -7,6 +7,7 @@ the command line. What ``kill -9`` leaves can only be cleared by the next one: t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from supervisor import rundir
@@ -158,11 +160,20 @@ def test_a_second_ctrl_c_forces(fake_box: Boxes) -> None:
         client.http as http,
         http.stream("POST", "/v1/chat/completions", json={"model": "tiny", "messages": [], "stream": True}) as reply,
     ):
-        next(reply.iter_raw())
+        pieces = reply.iter_raw()
+        next(pieces)
         client.process.send_signal(signal.SIGINT)
         until(lambda: "draining" in (box.root / "up.log").read_text())
         assert client.stop() == 0
-    assert box.closed_records(1)[0]["status"] == "cancelled"
+        rest = b""
+        with contextlib.suppress(httpx2.RemoteProtocolError):  # cut: it never ends cleanly
+            for piece in pieces:
+                rest += piece
+            pytest.fail("the stream ended as if it were whole")
+    assert (
+        json.loads(rest.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]["code"] == "stopping"
+    )  # told, and not ended cleanly
+    assert box.closed_records(1)[0]["status"] == "interrupted"
     assert box.left_behind() == []
 
 

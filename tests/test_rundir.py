@@ -236,7 +236,7 @@ def test_a_process_that_only_has_an_orphans_pid_is_not_touched(seconds: float, f
     """The pid was reused: its start time tells."""
     with sleeper() as stranger:
         it = Process.of(stranger.pid)
-        leave(folder, replace(it, started=it.started + seconds))
+        leave(folder, replace(it, started=f"{it.started}{seconds}"))
         rundir.clear(folder)
         assert it.alive()
         assert stranger.poll() is None
@@ -244,19 +244,31 @@ def test_a_process_that_only_has_an_orphans_pid_is_not_touched(seconds: float, f
 
 def test_an_owner_whose_pid_somebody_else_has_counts_as_gone(folder: Path) -> None:
     me = Process.of(os.getpid())
-    leave(folder, owner=replace(me, started=me.started - 60))
+    leave(folder, owner=replace(me, started=f"{me.started}0"))
     assert rundir.read(folder) is None
 
 
-def test_links_are_removed_and_not_followed(folder: Path, tmp_path: Path) -> None:
+def test_what_is_not_ours_stays(folder: Path, tmp_path: Path) -> None:
+    """A home may be a folder in which somebody has a ``run`` already; and a link in the place of a child's folder is not followed."""
     keep = tmp_path / "keep"
     keep.mkdir()
     (keep / "file").write_text("x")
     folder.mkdir(parents=True)
-    (folder / "link").symlink_to(keep)
-    assert rundir.clear(folder) is True
-    assert list(folder.iterdir()) == []
+    (folder / "thesis.txt").write_text("x")
+    (folder / "tiny").symlink_to(keep)
+    assert rundir.clear(folder) is False
+    with rundir.claim(folder, ("tiny", "other"), "t"):
+        (folder / "other").mkdir()
+        (folder / "other" / "child.sock").write_text("")
+    assert sorted(path.name for path in folder.iterdir()) == ["thesis.txt", "tiny"]
     assert (keep / "file").exists()
+
+
+def test_a_link_in_the_place_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(tmp_path)
+    with pytest.raises(Error, match="is a link"), rundir.claim(folder, (), "t"):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -312,7 +324,7 @@ def test_a_zombie_counts_as_gone() -> None:
 def test_a_signal_reaches_the_process_and_only_it() -> None:
     with sleeper() as process:
         it = Process.of(process.pid)
-        replace(it, started=it.started - 1).signal(signal.SIGTERM)
+        replace(it, started=f"{it.started}0").signal(signal.SIGTERM)
         assert process.poll() is None
         it.signal(signal.SIGTERM)
         assert process.wait(10) == -signal.SIGTERM
@@ -320,6 +332,6 @@ def test_a_signal_reaches_the_process_and_only_it() -> None:
 
 
 def test_a_pid_that_nobody_has_is_no_process() -> None:
-    with pytest.raises(psutil.NoSuchProcess):
+    with pytest.raises(ProcessLookupError):
         Process.of(gone_process().pid)
     assert not gone_process().alive()

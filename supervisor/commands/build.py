@@ -58,7 +58,7 @@ def command(
             cuda_arch=cuda_arch,
             toolkit_choice=cast(Choice, toolkit),
             jobs=jobs,
-            smoke_model=smoke_model or _built_in(home, progress),
+            smoke_model=lambda: smoke_model or _built_in(home, progress),
             progress=progress,
             say=render.say,
         )

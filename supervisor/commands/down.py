@@ -15,6 +15,7 @@ from supervisor.rundir import Process
 STOP_S: Final = 15.0
 """Beyond the drain: a child's stop takes at most 7 s, then it is killed."""
 POLL_S: Final = 0.02
+PRESS_S: Final = 0.3
 
 
 @click.command("down")
@@ -30,9 +31,7 @@ def command(now: bool, as_json: bool) -> None:
         render.as_json({"stopped": False, "cleared": swept}) if as_json else render.say(said)
         return
     running.process.signal(signal.SIGTERM)
-    if now:
-        running.process.signal(signal.SIGTERM)
-    if not _gone(running.process, STOP_S + (0 if now else serve.DRAIN_S)):
+    if not _gone(running.process, STOP_S + (0 if now else serve.DRAIN_S), press=now):
         running.process.signal(signal.SIGKILL)
         if not _gone(running.process, STOP_S):
             raise Error(f"llmctl (pid {running.process.pid}) can't be killed", exit=Exit.CHILD, hint="restart the machine")
@@ -43,10 +42,15 @@ def command(now: bool, as_json: bool) -> None:
         render.say(f"{', '.join(running.presets)} stopped")
 
 
-def _gone(process: Process, patience_s: float) -> bool:
-    until = time.monotonic() + patience_s
+def _gone(process: Process, patience_s: float, *, press: bool = False) -> bool:
+    """Wait for its end. ``press`` repeats the signal: a second one forces, but two that are pending together count as one."""
+    began = pressed = time.monotonic()
     while process.alive():
-        if time.monotonic() > until:
+        now = time.monotonic()
+        if now - began > patience_s:
             return False
+        if press and now - pressed > PRESS_S:
+            process.signal(signal.SIGTERM)
+            pressed = now
         time.sleep(POLL_S)
     return True

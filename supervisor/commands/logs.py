@@ -7,16 +7,20 @@ from pathlib import Path
 
 import click
 
-from supervisor import paths, render
+from supervisor import child, paths, render
 from supervisor.errors import Error, Exit
+from supervisor.units import MIB
 
 POLL_S = 0.2
+OWN = "llmctl"
+"""The log of the detached llmctl itself; no preset may be called so."""
+MOST_BYTES = 4 * MIB
 
 
 @click.command("logs")
 @click.argument("name", metavar="[PRESET]", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on as it grows; Ctrl-C ends.")
-@click.option("-n", "--lines", default=50, show_default=True, help="How many of the last lines.")
+@click.option("-n", "--lines", default=50, show_default=True, type=click.IntRange(min=0), help="How many of the last lines.")
 @click.option("--json", "as_json", is_flag=True, help="The file's path and lines as JSON.")
 def command(name: str | None, follow: bool, lines: int, as_json: bool) -> None:
     """Print the end of a log: PRESET's engine (default: the one that wrote last), or `llmctl` for the detached llmctl itself."""
@@ -24,9 +28,11 @@ def command(name: str | None, follow: bool, lines: int, as_json: bool) -> None:
     path = folder / f"{name}.log" if name else _newest(folder)
     if path is None or not path.is_file():
         known = ", ".join(sorted(found.stem for found in folder.glob("*.log"))) or "none"
-        raise Error(f"there is no log of {name or 'any preset'}; there are: {known}", exit=Exit.USAGE, hint="llmctl up tiny")
-    text = path.read_text(errors="replace")
-    last = text.splitlines()[-lines:] if lines > 0 else []
+        hint = "llmctl up tiny --detach" if name == OWN else f"llmctl up {name or 'tiny'}"
+        raise Error(f"there is no log of {name or 'any preset'}; there are: {known}", exit=Exit.USAGE, hint=hint)
+    if as_json and follow:
+        raise click.UsageError("--follow has no --json")
+    last = child.tail(path, MOST_BYTES).splitlines()[-lines:] if lines else []
     if as_json:
         render.as_json({"file": str(path), "lines": last})
         return
@@ -40,7 +46,9 @@ def command(name: str | None, follow: bool, lines: int, as_json: bool) -> None:
 
 
 def _newest(folder: Path) -> Path | None:
-    return max(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, default=None)
+    """The log of the engine that wrote last."""
+    engines = (path for path in folder.glob("*.log") if path.stem != OWN)
+    return max(engines, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _follow(path: Path) -> None:

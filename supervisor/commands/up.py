@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -119,12 +120,15 @@ def command(
         _report(ready_fd, order)
         return
     serve.check_host(host)
+    if as_json and not (detach or dry_run):
+        raise click.UsageError("--json goes with --detach or --dry-run")
     if dry_run:
         render.as_json({"argv": list(order.argv)}) if as_json else render.out(shlex.join(order.argv))
         return
     _ = order.argv  # a preset or an engine that can't do is known before anything is fetched
     order.fetch()
     if detach:
+        render.say(f"starting {name}, llmctl logs {name} says how far it is")
         address = _detach(order)
         render.as_json({"address": address, "model": name}) if as_json else _welcome(name, address, "llmctl down stops it.")
         return
@@ -185,8 +189,9 @@ def _report(fd: int, order: Order) -> None:
 
         def tell(**word: object) -> None:
             if not pipe.closed:
-                pipe.write(json.dumps(word) + "\n")
-                pipe.close()
+                with contextlib.suppress(OSError):  # the other half was killed: we serve all the same
+                    pipe.write(json.dumps(word) + "\n")
+                    pipe.close()
 
         try:
             order.serve(foreground=False, ready=lambda address: tell(address=address))

@@ -11,7 +11,7 @@ from supervisor import ledger, paths, render
 
 @click.command("usage")
 @click.option("--records", is_flag=True, help="One line a request, newest last, instead of sums.")
-@click.option("-n", "--limit", default=100, show_default=True, help="With --records: how many.")
+@click.option("-n", "--limit", default=100, show_default=True, type=click.IntRange(min=0), help="With --records: how many.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON; with --records one object a line.")
 def command(records: bool, limit: int, as_json: bool) -> None:
     """Sum requests and tokens by preset, or list the requests."""
@@ -29,8 +29,8 @@ def command(records: bool, limit: int, as_json: bool) -> None:
     if as_json:
         render.as_json({"rows": sums})
     else:
-        columns = ("preset", "requests", "ok", "cancelled", "prompt_tokens", "cached_tokens", "completion_tokens")
-        render.table(columns, [[row[column] for column in columns] for row in sums])
+        heads = ("preset", "requests", "ok", "cancelled", "other", "prompt_tokens", "cached_tokens", "completion_tokens")
+        render.table(heads, [[row[column] for column in heads] for row in sums])
 
 
 def _short(value: object) -> object:
