@@ -100,9 +100,9 @@ def build(
 ) -> Result:
     """Build an engine, or find it in the store; either way it is the picked one afterwards.
 
-    ``cuda_arch`` (``86``) asks for CUDA without a card. ``smoke_model`` is called once the engine is compiled, for a GGUF file that it has to
-    generate a token from; without one only its ``--version`` is run. Raises Error, exit ENGINE or, while another build runs, BUSY. Call it
-    from the main thread: the compilers die with the thread that started them.
+    ``cuda_arch`` (``86``) asks for CUDA without a card. ``smoke_model`` is called once the engine is compiled, for a GGUF file from
+    which it has to generate a token; without one only its ``--version`` is run. Raises Error, exit ENGINE or, while another build runs,
+    BUSY. Call it from a thread that outlives it: the compilers die with the thread that started them.
     """
     began = time.monotonic()
     recipe = recipe or recipes.load()

@@ -95,7 +95,9 @@ def test_a_body_quotes_none_of_its_text_in_an_error() -> None:
         ('"n": null', 1),
         ('"n": "3"', 1),
         ('"n": true', 1),
-        ('"n": 2.0', 1),
+        ('"n": 2.0', 2),  # as the engine has it
+        ('"n_cmpl": 3', 3),
+        ('"n": 2, "n_cmpl": 3', 3),
         ('"prompt": "a b c"', 1),
         ('"prompt": ["a", "b"]', 2),
         ('"prompt": ["a", "b"], "n": 3', 6),

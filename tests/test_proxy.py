@@ -202,6 +202,7 @@ def test_a_child_that_died_is_started_again_and_serves(fake_box: Boxes) -> None:
     assert len(fakes.events(box.engine.parent, "start")) == 2
     status = json.loads(box.llmctl("status", "--json").stdout)["presets"][0]
     assert (status["state"], status["restarts"]) == ("ready", 1)
+    assert "CUDA error" in status["cause"]  # of the last end, also once it is back
 
 
 def test_an_engines_error_event_ends_the_stream_without_a_clean_end(fake_box: Boxes) -> None:
@@ -233,6 +234,37 @@ def test_a_client_that_leaves_while_the_engine_is_silent_is_noticed(fake_box: Bo
     closed = fakes.wait_event(client.box.engine.parent, "client_closed")
     assert closed["t"] >= left_at
     assert client.box.closed_records(1)[0]["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("kib", [1, 70, 90, 200, 1000])
+def test_one_that_leaves_is_noticed_whatever_its_request_weighed(silent: Client, kib: int) -> None:
+    """Uvicorn stops reading at 64 KiB of a body; whoever doesn't start it again never sees the client go."""
+    folder = silent.box.engine.parent
+    before = len(fakes.events(folder, "client_closed"))
+    with raw(silent, post(json.dumps({"model": "tiny", "messages": [], "x": "y" * (kib << 10), "stream": True}).encode())):
+        until(lambda: len(fakes.events(folder, "request", path=CHAT)) > before)
+    fakes.wait_event(folder, "client_closed", count=before + 1)
+    assert silent.box.closed_records(before + 1)[-1]["status"] == "cancelled"
+
+
+@pytest.fixture(scope="module")
+def silent(module_fake_box: Boxes) -> Client:
+    return module_fake_box(healthy_requests=1, prefill_s=600).up()
+
+
+def test_a_client_that_offers_http2_is_answered_in_http1(healthy: Client) -> None:
+    """Java's HttpClient does so with every request; the parser then stops before the body."""
+    body = json.dumps({"model": "tiny", "messages": HELLO}).encode()
+    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
+    whole = post(body, CHAT, *offer)
+    for cut in (len(whole), len(whole) - 1, len(whole) - len(body), 30):
+        with raw(healthy, whole[:cut]) as door:
+            door.sendall(whole[cut:])
+            got = b""
+            while piece := door.recv(65536):
+                got += piece
+        assert got.startswith(b"HTTP/1.1 200 ")
+        assert b"chat.completion" in got
 
 
 def test_a_client_that_leaves_mid_answer_closes_the_upstream(fake_box: Boxes) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -151,6 +152,26 @@ def test_ctrl_c_lets_a_stream_end_and_takes_no_more(fake_box: Boxes) -> None:
     reader.join(WAIT_S)
     assert b"".join(got).endswith(b"data: [DONE]\n\n")
     assert box.closed_records(1)[0]["status"] == "ok"
+
+
+def test_a_drain_waits_for_the_last_byte_of_a_slow_reader(fake_box: Boxes) -> None:
+    box = fake_box(tokens=2, text="x" * 3_000_000, pace_s=0.3)
+    client = box.up()
+    host, _, port = client.address.removeprefix("http://").rpartition(":")
+    body = b'{"model": "tiny", "messages": []}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.socket() as door:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        door.connect((host, int(port)))
+        door.sendall(head.encode() + body)
+        fakes.wait_event(box.engine.parent, "request", path="/v1/chat/completions")
+        client.process.send_signal(signal.SIGINT)
+        until(lambda: box.closed_records(1))
+        got = 0
+        while piece := door.recv(1 << 20):
+            got += len(piece)
+    assert got > 6_000_000
+    assert client.process.wait(WAIT_S) == 0
 
 
 def test_a_second_ctrl_c_forces(fake_box: Boxes) -> None:

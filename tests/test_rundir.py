@@ -119,7 +119,7 @@ def test_a_second_claim_says_who_has_it_and_harms_nothing(folder: Path, holder: 
         pass
     error = raised.value
     assert (error.exit, error.hint) == (Exit.BUSY, "llmctl down")
-    assert error.message == f"the run folder {folder} is taken: llmctl (pid {holder.pid}) serves tiny, other"
+    assert error.message == f"llmctl (pid {holder.pid}) already serves tiny, other"
     assert (folder / rundir.INSTANCE).read_text() == before
     assert rundir.clear(folder) is False
     assert (folder / rundir.INSTANCE).read_text() == before
