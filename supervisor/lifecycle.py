@@ -97,10 +97,22 @@ _PATTERNS: Final[tuple[tuple[str, Cause], ...]] = (
     ("unknown model architecture", Cause("the engine is too old for this model", permanent=True, hint="llmctl build")),
     ("failed to open GGUF file", Cause("the model file can't be opened", permanent=True, hint="check the file")),
     ("invalid magic characters", Cause("the model file is not GGUF", permanent=True, hint="check the file")),
-    ("data is not within the file bounds", Cause("the model file is cut off", permanent=True, hint="fetch it again")),
-    ("error loading model hyperparameters", Cause("the model file's header is broken", permanent=True, hint="fetch it again")),
-    ("error loading model vocabulary", Cause("the model file's vocabulary is broken", permanent=True, hint="fetch it again")),
-    ("missing tensor", Cause("the model file lacks a tensor", permanent=True, hint="fetch it again")),
+    (
+        "data is not within the file bounds",
+        Cause("the model file is cut off", permanent=True, hint="delete that file, then llmctl up fetches it again"),
+    ),
+    (
+        "error loading model hyperparameters",
+        Cause("the model file's header is broken", permanent=True, hint="delete that file, then llmctl up fetches it again"),
+    ),
+    (
+        "error loading model vocabulary",
+        Cause("the model file's vocabulary is broken", permanent=True, hint="delete that file, then llmctl up fetches it again"),
+    ),
+    (
+        "missing tensor",
+        Cause("the model file lacks a tensor", permanent=True, hint="delete that file, then llmctl up fetches it again"),
+    ),
     ("failed to create MTP context", Cause("the model file has no MTP head", permanent=True)),
     ("couldn't bind HTTP server socket", Cause("the child's socket is taken", permanent=False)),
     ("failed to load model", Cause("the model could not be loaded", permanent=False)),

@@ -132,7 +132,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Preset:
         mark = getattr(exc, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         what = getattr(exc, "problem", None) or " ".join(str(exc).split())
-        raise Error(f"{where}: {what}", exit=Exit.CONFIG, hint="fix the file") from exc
+        raise Error(f"{where}: {what}", exit=Exit.CONFIG, hint="correct that line") from exc
     lines: dict[tuple[str, ...], int] = {}
     values = _plain(node, (), lines, path)
     if not isinstance(values, dict):
@@ -160,7 +160,7 @@ def _plain(node: yaml.Node | None, at: tuple[str, ...], lines: dict[tuple[str, .
     """The tree of words under ``node``; notes each key's line and refuses a key that stands twice."""
     if len(at) > _DEPTH and node is not None:
         raise Error(
-            f"{path}:{node.start_mark.line + 1}: nests deeper than {_DEPTH} levels", exit=Exit.CONFIG, hint="fix the file"
+            f"{path}:{node.start_mark.line + 1}: nests deeper than {_DEPTH} levels", exit=Exit.CONFIG, hint="correct that line"
         )
     if isinstance(node, yaml.MappingNode):
         found: dict[str, Any] = {}
@@ -212,7 +212,16 @@ def _explain(exc: ValidationError, path: Path, lines: Mapping[tuple[str, ...], i
     if fault["type"] == "missing":
         return Error(f"{where}: {key!r} is missing", exit=Exit.CONFIG, hint=f"add {at[-1]}: …")
     reason = str(fault["msg"]).removeprefix("Input ")
-    return Error(f"{where}: {key} is {fault['input']!r}, but {reason}", exit=Exit.CONFIG, hint=f"change {key}")
+    return Error(
+        f"{where}: {key} is {fault['input']!r}, but {reason}", exit=Exit.CONFIG, hint=_allowed(key, fault.get("ctx", {}), where)
+    )
+
+
+def _allowed(key: str, bounds: Mapping[str, Any], where: str) -> str:
+    """A value that would do, to type in the place of the one that didn't."""
+    value = next((bounds[name] for name in ("ge", "le", "expected") if name in bounds), "…")
+    value = str(value).partition(",")[0].partition(" or ")[0].strip("'")
+    return f"--set {key}={value}" if where.startswith("--set") else f"{key}: {value}"
 
 
 def _fields_at(at: tuple[str, ...]) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ class Proxy:
             raise Error(
                 f"{ward.name} has {ward.admission.busy} requests in work and {ward.admission.waiting} waiting, the most it takes",
                 exit=Exit.BUSY,
-                hint="later",
+                hint="send it again in a moment",
                 status=429,
                 code="queue_full",
             )

@@ -48,7 +48,7 @@ def pull(home: Home, model: Model, progress: Progress) -> Path:
     target = path(home, model)
     if have(home, model):
         return target
-    progress(f"fetching {model.file}", 0, 0)
+    progress(f"fetching {model.file} ({size(model.bytes)})", 0, 0)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target.parent)
@@ -87,5 +87,5 @@ def _copy(source: IO[bytes], part: Path, model: Model, progress: Progress) -> st
             sha.update(block)
             file.write(block)
             written += len(block)
-            progress(f"unpacking {model.file}", written // MIB, model.bytes // MIB)
+            progress(f"unpacking {model.file}, MiB", written // MIB, model.bytes // MIB)
     return sha.hexdigest()

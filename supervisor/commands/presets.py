@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from supervisor import paths, preset, render, store
+from supervisor.errors import Error
 from supervisor.units import size
 
 
@@ -13,9 +14,17 @@ from supervisor.units import size
 def command(as_json: bool) -> None:
     """List the presets: the shipped ones, and your own, which win by name."""
     home = paths.home()
-    found = [preset.load(name, home) for name in preset.names(home)]
+    found, broken = [], []
+    for name in preset.names(home):
+        try:
+            found.append(preset.load(name, home))
+        except Error as error:
+            broken.append(error)
     if as_json:
-        render.as_json({"presets": [each.model_dump() | {"have": store.have(home, each.model)} for each in found]})
+        presets = [each.model_dump() | {"have": store.have(home, each.model)} for each in found]
+        render.as_json({"presets": presets, "broken": [error.message for error in broken]})
         return
     rows = [(each.name, size(each.model.bytes), "yes" if store.have(home, each.model) else "no", each.about) for each in found]
     render.table(("preset", "model", "here", "about"), rows)
+    for error in broken:
+        render.error(error)
