@@ -22,9 +22,9 @@ def command(as_json: bool) -> None:
             broken.append(error)
     if as_json:
         presets = [each.model_dump() | {"have": store.have(home, each.model)} for each in found]
-        render.as_json({"presets": presets, "broken": [error.message for error in broken]})
+        render.as_json({"presets": presets, "broken": [problem.message for problem in broken]})
         return
     rows = [(each.name, size(each.model.bytes), "yes" if store.have(home, each.model) else "no", each.about) for each in found]
     render.table(("preset", "model", "here", "about"), rows)
-    for error in broken:
-        render.error(error)
+    for problem in broken:
+        render.error(problem)
