@@ -181,6 +181,7 @@ class Arbiter:
             self._tell()
             async with Upstream(process) as upstream:
                 problem = await self._start(ward, upstream)
+                _heed_cancellation()
                 if ward.state is State.READY:
                     ready_at = time.monotonic()
                     await process.wait()
@@ -243,6 +244,13 @@ class Arbiter:
         for ward in self.wards.values():
             if ward.child is not None:
                 ward.child.kill()
+
+
+def _heed_cancellation() -> None:
+    """Be cancelled if that was asked for: Python 3.11's wait_for loses a cancellation that comes with the result (gh-86296)."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _unavailable(name: str, cause: Cause) -> Error:

@@ -96,7 +96,7 @@ class Ledger:
                 _prepare(connection)
         except (OSError, sqlite3.Error) as exc:
             raise Error(f"the ledger {path} can't be opened: {exc}", exit=Exit.CONFIG, hint=f"move {path} away") from exc
-        self._thread = threading.Thread(target=self._write, name="ledger")
+        self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._thread.start()
 
     def open(self, preset: str, route: str, *, stream: bool) -> Row:

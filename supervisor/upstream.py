@@ -68,6 +68,7 @@ class Exchange:
 
     __slots__ = (
         "_begin",
+        "_closed",
         "_consume",
         "_door",
         "_end",
@@ -94,9 +95,11 @@ class Exchange:
         self._consume: Consume | None = None
         self._rest = memoryview(b"")
         self._paused = False
+        self._closed = False
+        """Not ``_end.done()``: whoever is cancelled while it awaits a future cancels the future, and the socket is still to be closed."""
 
     def __repr__(self) -> str:
-        return f"<Exchange {'ended' if self._end.done() else 'open'} with {self._owner!r}>"
+        return f"<Exchange {'ended' if self._closed else 'open'} with {self._owner!r}>"
 
     def start(self, head: bytes, body: bytes) -> None:
         """Write the request and watch for the reply. Raises OSError."""
@@ -121,13 +124,13 @@ class Exchange:
 
     def pause(self) -> None:
         """Stop reading: the consumer can't take more. The child then waits in its own write."""
-        if not self._paused and not self._end.done():
+        if not self._paused and not self._closed:
             self._paused = True
             self._loop.remove_reader(self._door)
 
     def resume(self) -> None:
         """Read again."""
-        if self._paused and not self._end.done():
+        if self._paused and not self._closed:
             self._loop.add_reader(self._door, self._readable)
         self._paused = False
 
@@ -186,7 +189,7 @@ class Exchange:
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body, its chunk framing taken off."""
-        if not self._end.done():
+        if not self._closed:
             self._parts.append(body)
 
     def on_message_complete(self) -> None:
@@ -203,8 +206,9 @@ class Exchange:
         self._consume(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def _finish(self, problem: Broken | None) -> None:
-        if self._end.done():
+        if self._closed:
             return
+        self._closed = True
         self._owner.exchanges.discard(self)
         self._loop.remove_reader(self._door)
         if self._rest:
@@ -212,7 +216,8 @@ class Exchange:
         self._door.close()
         self._parser = self._begin = None  # the parser holds us: without this every request would be a cycle
         if problem is None:
-            self._end.set_result(None)
+            if not self._end.done():
+                self._end.set_result(None)
             return
         for future in (self._head, self._end):
             if not future.done():

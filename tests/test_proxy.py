@@ -236,12 +236,13 @@ def test_a_client_that_leaves_while_the_engine_is_silent_is_noticed(fake_box: Bo
     assert client.box.closed_records(1)[0]["status"] == "cancelled"
 
 
+@pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("kib", [1, 70, 90, 200, 1000])
-def test_one_that_leaves_is_noticed_whatever_its_request_weighed(silent: Client, kib: int) -> None:
+def test_one_that_leaves_is_noticed_whatever_its_request_weighed(silent: Client, kib: int, streamed: bool) -> None:
     """Uvicorn stops reading at 64 KiB of a body; whoever doesn't start it again never sees the client go."""
     folder = silent.box.engine.parent
     before = len(fakes.events(folder, "client_closed"))
-    with raw(silent, post(json.dumps({"model": "tiny", "messages": [], "x": "y" * (kib << 10), "stream": True}).encode())):
+    with raw(silent, post(json.dumps({"model": "tiny", "messages": [], "x": "y" * (kib << 10), "stream": streamed}).encode())):
         until(lambda: len(fakes.events(folder, "request", path=CHAT)) > before)
     fakes.wait_event(folder, "client_closed", count=before + 1)
     assert silent.box.closed_records(before + 1)[-1]["status"] == "cancelled"
@@ -267,14 +268,16 @@ def test_a_client_that_offers_http2_is_answered_in_http1(healthy: Client) -> Non
         assert b"chat.completion" in got
 
 
-def test_a_client_that_leaves_mid_answer_closes_the_upstream(fake_box: Boxes) -> None:
-    client = fake_box(tokens=100000, pace_s=0.01).up()
-    with client.http as http, http.stream("POST", CHAT, json={"model": "tiny", "messages": HELLO, "stream": True}) as reply:
-        next(reply.iter_raw())
+@pytest.mark.parametrize(
+    "fields", [{"stream": True}, {"stream": False}, {"logprobs": True}], ids=["streamed", "assembled", "passed"]
+)
+def test_a_client_that_leaves_mid_answer_closes_the_upstream(fake_box: Boxes, fields: dict[str, Any]) -> None:
+    client = fake_box(healthy_requests=1, tokens=100_000, pace_s=0.01).up()
+    with raw(client, post(json.dumps({"model": "tiny", "messages": HELLO} | fields).encode())):
+        fakes.wait_event(client.box.engine.parent, "request" if "logprobs" in fields else "first_byte", count=1)
+        until(lambda: "logprobs" in fields or "processing task" in (client.box.home.logs / "tiny.log").read_text())
     fakes.wait_event(client.box.engine.parent, "client_closed")
-    row = client.box.closed_records(1)[0]
-    assert row["status"] == "cancelled"
-    assert row["completion_tokens"] > 0
+    assert client.box.closed_records(1)[0]["status"] == "cancelled"
 
 
 def test_a_client_that_leaves_the_queue_is_never_sent_upstream(fake_box: Boxes) -> None:

@@ -37,6 +37,7 @@ def serve_in_a_fork(box: Box, order: Order) -> int:
         return pid
     code = 1
     try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored, as it should
         log = os.open(box.root / "up.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(log, 1)
         os.dup2(log, 2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +12,7 @@ import httpx2
 import pytest
 
 from supervisor.sse import Parser
-from tests.conftest import Box, Client, until
+from tests.conftest import WAIT_S, Box, Client, until
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 
@@ -108,12 +110,17 @@ def test_a_client_that_leaves_frees_the_slot_and_is_recorded(served: Client) -> 
 def test_an_unstreamed_client_that_leaves_frees_the_slot_too(served: Client) -> None:
     before = len(served.box.records())
     log = served.box.home.logs / "tiny.log"
-    released = log.read_text().count("stop processing")
-    body = {"model": "tiny", "messages": HELLO, "max_tokens": 3000, "ignore_eos": True}
-    with httpx2.Client(base_url=served.address, timeout=0.5) as http, pytest.raises(httpx2.ReadTimeout):
-        http.post("/v1/chat/completions", json=body)
+    begun, released = (log.read_text().count(words) for words in ("processing task", "stop processing"))
+    body = json.dumps({"model": "tiny", "messages": HELLO, "max_tokens": 3000, "ignore_eos": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, _, port = served.address.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as door:
+        door.sendall(head.encode() + body)
+        until(lambda: log.read_text().count("processing task") > begun)
     assert served.box.closed_records(before + 1)[-1]["status"] == "cancelled"
     until(lambda: log.read_text().count("stop processing") > released)
+    (length,) = re.findall(r"stop processing: n_tokens = (\d+)", log.read_text())[-1:]
+    assert int(length) < 2000  # it was stopped, and didn't just come to its end
 
 
 def test_the_engines_refusal_keeps_its_words_and_names_its_source(served: Client) -> None:
