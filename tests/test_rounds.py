@@ -103,7 +103,7 @@ def box(fake_box: Boxes, monkeypatch: pytest.MonkeyPatch) -> Box:
 
 
 def test_rounds_leave_nothing(box: Box) -> None:
-    rounds(box, count=20, seed=1)
+    rounds(box, count=15, seed=1)
 
 
 @pytest.mark.slow
@@ -199,6 +199,7 @@ def test_a_second_ctrl_c_forces(fake_box: Boxes) -> None:
     assert box.left_behind() == []
 
 
+@pytest.mark.slow  # the ladder's own 7 s; tests/test_child.py has it with shorter ones
 def test_a_child_that_ignores_sigterm_is_killed(fake_box: Boxes) -> None:
     box = fake_box(ignore_sigterm=True)
     client = box.up()

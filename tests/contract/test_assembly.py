@@ -176,7 +176,14 @@ def comparable(reply: dict[str, Any]) -> Any:
     return json.loads(json.dumps(reply), object_pairs_hook=pairs)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
+SLOW = ("tool call cut", "tool calls and n")
+"""A quarter of a minute for what other cases mostly show."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] if case.name in SLOW else [], id=case.name.replace(" ", "_")) for case in CASES],
+)
 def test_assembled_is_unstreamed(case: Case, server: Server) -> None:
     assert not must_pass_unstreamed(case.fields)
     unstreamed, streamed = both(server(case.tools), case.route, case.fields)
