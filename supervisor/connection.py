@@ -222,6 +222,11 @@ class Connection(HttpToolsProtocol):
             self._plain_left = int(length) if length.isdigit() else 0
             self.cycle.keep_alive = False  # the parser is at its end
 
+    def on_message_complete(self) -> None:
+        """The request is whole; a parser that stopped at an offer to upgrade says so before the body."""
+        if not self._plain_left:
+            super().on_message_complete()
+
     def on_response_complete(self) -> None:
         """The reply is written."""
         self.source = None

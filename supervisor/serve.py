@@ -230,7 +230,7 @@ async def _serve(
                     announcing = group.create_task(_announce(arbiter, address, ready), name="announce")
                     await stops.first.wait()
                     announcing.cancel()
-                log.info("draining: %r, at most %.0f s; a second signal cuts them", door, DRAIN_S)
+                log.info("draining: %d requests in work, at most %.0f s; a second signal cuts them", door.busy, DRAIN_S)
                 await door.drain(DRAIN_S, stops.second)
             finally:
                 await door.shut()
@@ -273,6 +273,11 @@ class Door:
 
     def __repr__(self) -> str:
         return f"<Door {len(self._state.connections)} connections, {len(self._state.tasks)} requests>"
+
+    @property
+    def busy(self) -> int:
+        """Requests in work."""
+        return len(self._state.tasks)
 
     async def open(self) -> None:
         """Take connections."""

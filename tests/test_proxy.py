@@ -260,6 +260,7 @@ def test_a_client_that_offers_http2_is_answered_in_http1(healthy: Client) -> Non
     whole = post(body, CHAT, *offer)
     for cut in (len(whole), len(whole) - 1, len(whole) - len(body), 30):
         with raw(healthy, whole[:cut]) as door:
+            time.sleep(0.1)  # so that the pieces come apart
             door.sendall(whole[cut:])
             got = b""
             while piece := door.recv(65536):
