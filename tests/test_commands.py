@@ -14,7 +14,7 @@ from supervisor import rundir
 from supervisor.cli import COMMANDS
 from supervisor.errors import Exit
 from tests import fakes
-from tests.conftest import Box
+from tests.conftest import WAIT_S, Box
 
 Boxes = Callable[..., Box]
 
@@ -101,6 +101,18 @@ def test_detached_it_returns_when_ready_and_down_ends_it(box: Box) -> None:
     assert json.loads(down.stdout) == {"stopped": True, "presets": ["tiny"]}
     assert box.left_behind() == []
     assert box.llmctl("status").returncode == 0
+
+
+def test_down_now_cuts_what_is_in_work(fake_box: Boxes) -> None:
+    box = fake_box(tokens=100_000, pace_s=0.01)
+    client = box.up()
+    body = {"model": "tiny", "messages": [], "stream": True}
+    with client.http as http, http.stream("POST", "/v1/chat/completions", json=body) as reply:
+        pieces = reply.iter_raw()  # kept: without a reader httpx closes the connection
+        next(pieces)
+        assert box.llmctl("down", "--now").returncode == 0
+    assert client.process.wait(WAIT_S) == 0  # by its own will, and not killed
+    assert box.closed_records(1)[0]["status"] == "interrupted"
 
 
 def test_down_clears_what_a_killed_llmctl_left(box: Box) -> None:

@@ -36,7 +36,6 @@ TESTED_IN = {
     "toolchain": "test_build",
     "pip": "test_store",
     "upstream": "test_proxy",
-    "arbiter": "test_proxy",
     "reply": "test_proxy",
     "control": "test_proxy",
     "app": "test_proxy",
