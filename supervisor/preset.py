@@ -69,7 +69,7 @@ class Preset(_Strict):
     about: str = Field(default="", description="one line for people")
     model: Model
     device: str = _option("none", "backend device that holds the model; none is the CPU", flag="--device")
-    context: int = _option(8192, "KV cache, shared by all slots", flag="--ctx-size", unit="tokens", ge=256, le=1 << 20)
+    context: int = _option(8192, "KV cache, divided among the slots", flag="--ctx-size", unit="tokens", ge=256, le=1 << 20)
     slots: int = _option(1, "requests decoded at the same time", flag="--parallel", ge=1, le=256)
     threads: int = _option(0, "CPU threads while decoding; 0 is one a physical core", flag="--threads", ge=0, le=1024)
     batch: int = _option(
