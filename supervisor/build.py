@@ -23,7 +23,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from supervisor import engine as engines
-from supervisor import hardware, paths, source, toolchain, toolkit
+from supervisor import hardware, launcher, paths, source, toolchain, toolkit
 from supervisor import recipe as recipes
 from supervisor.engine import Engine
 from supervisor.errors import Error, Exit
@@ -41,7 +40,6 @@ from supervisor.toolchain import Compiler
 from supervisor.toolkit import Toolkit
 from supervisor.units import GIB, MIB, Progress, size
 
-LAUNCHER: Final = Path(__file__).with_name("launcher.py")
 WRAPPER: Final = "nvcc-wrapper.sh"
 SOURCE_MIB: Final = 300
 """llama.cpp's tree (176 MB) and its archive (77 MB)."""
@@ -289,9 +287,8 @@ def _run(
     """Run a step with its output in the log; it ends when we do. ``each`` gets every line."""
     log.write(f"$ {shlex.join(command)}\n")
     started = log.tell()
-    launched = [sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), *command]
     process = subprocess.Popen(
-        launched,
+        launcher.command(*command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,7 +113,7 @@ def spawn(name: str, command: Sequence[str], environment: Mapping[str, str], fol
         _rotate(log)
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *command],
+                launcher.command(*command),
                 cwd=folder,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,

@@ -14,6 +14,11 @@ import sys
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+def command(*program: str) -> list[str]:
+    """The argument vector that starts ``program`` as a child of this process that dies with the calling thread."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *program]
+
+
 def main() -> None:
     """Set the death signal, see that the parent still lives, become the program."""
     parent, program, *arguments = sys.argv[1:]

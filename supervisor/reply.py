@@ -20,7 +20,7 @@ from supervisor.errors import Error
 from supervisor.ledger import Row
 from supervisor.meter import Meter, Reading, json_object, reading
 from supervisor.units import MIB
-from supervisor.upstream import Broken, Consume, Exchange, Head
+from supervisor.upstream import Broken, Consume, Exchange
 
 log = logging.getLogger("llmctl.reply")
 
@@ -47,11 +47,11 @@ class Reply(ABC):
 
     async def forward(self, exchange: Exchange) -> None:
         """Take the engine's reply to the client and set the row's status. Raises :class:`Broken` when the child goes away."""
-        head = await exchange.head()
-        if head.status == 200:
+        status = await exchange.head()
+        if status == 200:
             await self._take(exchange)
         else:
-            await self._refused(exchange, head)
+            await self._refused(exchange, status)
 
     @abstractmethod
     async def _take(self, exchange: Exchange) -> None:
@@ -65,7 +65,7 @@ class Reply(ABC):
         """The body to send upstream for this kind of answer."""
         return body
 
-    def begin(self, exchange: Exchange, head: Head) -> Consume | None:
+    def begin(self, exchange: Exchange, status: int) -> Consume | None:
         """What takes the body from the first byte on; None to hold it until :meth:`forward` asks for it."""
         return None
 
@@ -79,19 +79,19 @@ class Reply(ABC):
             cut = b"\n\n" if self.meter.mid_event else b""
             self.client.write_chunk(cut + sse.error_event(envelope(problem)["error"]))
 
-    async def _refused(self, exchange: Exchange, head: Head) -> None:
+    async def _refused(self, exchange: Exchange, status: int) -> None:
         """Pass the engine's own refusal on, with its source."""
         raw = await _whole(exchange)
         self.row.status = "error"
-        await respond(self.send, head.status, _with_source(raw, head.status))
+        await respond(self.send, status, _with_source(raw, status))
 
 
 class Streamed(Reply):
     """Events to a client that asked for them, byte for byte."""
 
-    def begin(self, exchange: Exchange, head: Head) -> Consume | None:
+    def begin(self, exchange: Exchange, status: int) -> Consume | None:
         """Begin the answer in the very turn of the loop that brought the engine's."""
-        if head.status != 200:
+        if status != 200:
             return None
         self.client.begin_chunked(_STREAM_HEADERS, exchange)
         self.begun = True

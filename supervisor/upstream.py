@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import httptools
@@ -44,18 +43,10 @@ class Broken(Exception):
     """The connection ended before the reply did; the proxy branches on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The beginning of a reply. Header names are lower case."""
-
-    status: int
-    headers: dict[bytes, bytes]
-
-
 Consume = Callable[[bytes], None]
 """Takes the next bytes of a body."""
-Begin = Callable[["Exchange", Head], Consume | None]
-"""Looks at a reply's head in the turn of the loop in which it came, and may take the body from there on."""
+Begin = Callable[["Exchange", int], Consume | None]
+"""Looks at a reply's status in the turn of the loop in which it came, and may take the body from there on."""
 
 
 class Exchange:
@@ -73,7 +64,6 @@ class Exchange:
         "_door",
         "_end",
         "_head",
-        "_headers",
         "_loop",
         "_owner",
         "_parser",
@@ -88,8 +78,7 @@ class Exchange:
         self._begin = begin
         self._loop = asyncio.get_running_loop()
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._headers: dict[bytes, bytes] = {}
-        self._head: asyncio.Future[Head] = self._loop.create_future()
+        self._head: asyncio.Future[int] = self._loop.create_future()
         self._end: asyncio.Future[None] = self._loop.create_future()
         self._parts: list[bytes] = []
         self._consume: Consume | None = None
@@ -109,8 +98,8 @@ class Exchange:
             self._loop.add_writer(self._door, self._writable)
         self._loop.add_reader(self._door, self._readable)
 
-    async def head(self) -> Head:
-        """The reply's status and headers. Raises :class:`Broken`."""
+    async def head(self) -> int:
+        """The reply's status, once its head is whole. Raises :class:`Broken`."""
         return await self._head
 
     def pipe(self, consume: Consume) -> None:
@@ -174,18 +163,14 @@ class Exchange:
 
     # httptools callbacks
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        self._headers[name.lower()] = value
-
     def on_headers_complete(self) -> None:
         """The head is whole."""
         if self._head.done():
             return
-        head = Head(self._parser.get_status_code(), self._headers)
-        self._head.set_result(head)
+        status: int = self._parser.get_status_code()
+        self._head.set_result(status)
         if self._begin is not None:
-            self._consume = self._begin(self, head)
+            self._consume = self._begin(self, status)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body, its chunk framing taken off."""

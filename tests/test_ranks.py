@@ -22,7 +22,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     # 2 decisions, pure
     ("argv", "lifecycle", "admission", "ask", "gate", "sse", "meter", "assemble"),
     # 3 effects, one outside thing each
-    ("pip", "source", "toolkit", "toolchain", "build", "store", "launcher", "child", "upstream", "ledger", "rundir"),
+    ("pip", "source", "toolkit", "toolchain", "launcher", "build", "store", "child", "upstream", "ledger", "rundir"),
     # 4 wiring
     ("connection", "arbiter", "reply", "proxy", "control", "app", "serve"),
     # 5 edge
