@@ -12,6 +12,8 @@ import pytest
 from tests.conftest import Box, Client
 
 MOST_BYTES = 80_000_000
+LEAK_BYTES = 400
+"""A stream that leaves any of its objects behind leaves more than this. Seen over 25,000 streams after the first 5,000: 8 bytes each."""
 AT_ONCE = 8
 
 
@@ -45,7 +47,7 @@ def test_ten_thousand_streams_leave_it_small_and_not_growing(fake_box: Callable[
     whole = llmctl.memory_info().rss
     print(f"RSS after 5,000: {half / 1e6:.1f} MB, after 10,000: {whole / 1e6:.1f} MB")
     assert whole < MOST_BYTES
-    assert whole - half < 2_000_000
+    assert whole - half < 5000 * LEAK_BYTES
     rows = client.box.closed_records(10_000)
     assert [row["status"] for row in rows] == ["ok"] * 10_000
     assert len({row["id"] for row in rows}) == 10_000
