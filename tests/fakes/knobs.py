@@ -51,6 +51,9 @@ class Knobs:
     hide_flags: list[str] = field(default_factory=list)
     """Flags this build lacks: left out of --help, refused under ``strict``."""
 
+    allocates: dict[str, float] = field(default_factory=dict)
+    """MiB of each buffer that a load names in the log: ``{"CPU_Mapped model": 93.8, "CPU KV": 360}``."""
+
     # Stopping.
     ignore_sigterm: bool = False
     slow_exit_s: float = 0.0

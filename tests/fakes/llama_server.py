@@ -299,6 +299,8 @@ class Engine:
                 self.log("I", "operator(): cleaning up before exit...", "operator()")
                 self.log("E", "exiting due to model loading error", "llama_server")
             self.leave(code)
+        for name, mib in knobs.allocates.items():
+            self.log("I", f"{name} buffer size = {mib:8.2f} MiB", "load_tensors", "")
         shape = f"n_slots = {options.slots}, n_ctx_slot = {options.slot_context}"
         self.log("I", f"initializing, {shape}, kv_unified = 'false'", "load_model")
         self.ready = True

@@ -1,0 +1,82 @@
+"""The header of a preset's model, from the surest place that is at hand.
+
+(1) The file itself, if it is here. (2) The copy kept from the last time that the true header was read. (3) The hub, by range requests, if
+asked to go online: 11 MB of a file of gigabytes. (4) The condensed header that ships with the preset, whose ``assumed`` says whether it was
+ever read from the very file.
+
+A true header is kept in its condensed form, since a vocabulary of 248,320 words takes longer to skip than everything else a plan does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+from supervisor import gguf, paths, store
+from supervisor.errors import Error, Exit
+from supervisor.gguf import Header
+from supervisor.paths import Home
+from supervisor.preset import Model
+
+FOLDER: Final = "headers"
+
+
+def find(home: Home, model: Model, *, online: bool = False) -> Header:
+    """The header of a model that may not be here yet. Raises :class:`Error` (exit code 6)."""
+    path = store.path(home, model)
+    if store.have(home, model):  # (1)
+        return local(home, path)
+    kept = _kept(home, f"{model.file} {model.sha256}")
+    if kept.is_file():  # (2)
+        with contextlib.suppress(Error):
+            return _load(kept)
+    if online and model.hub is not None:  # (3)
+        from supervisor import hub  # an HTTP client, which no other way needs
+
+        with hub.Remote(model.hub.repository, model.hub.revision, model.file) as remote:
+            return _keep(kept, gguf.read(remote))
+    if model.header:  # (4)
+        return _load(paths.data_folder("presets") / FOLDER / f"{model.header}.json")
+    if model.path:
+        return gguf.read(path)  # which says what is wrong with it
+    raise Error(
+        f"the header of {model.file} isn't known here", exit=Exit.MODEL, hint="the same with --online reads it from the hub"
+    )
+
+
+def local(home: Home, path: Path) -> Header:
+    """The header of a file that is here."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return gguf.read(path)  # which says what is wrong with it
+    kept = _kept(home, f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
+    if kept.is_file():
+        with contextlib.suppress(Error):
+            return _load(kept)
+    return _keep(kept, gguf.read(path))
+
+
+def _kept(home: Home, identity: str) -> Path:
+    return home.cache / FOLDER / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
+
+
+def _load(path: Path) -> Header:
+    try:
+        return gguf.expand(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise Error(f"{path} is no condensed header: {exc}", exit=Exit.MODEL, hint=f"rm {path}") from exc
+
+
+def _keep(kept: Path, header: Header) -> Header:
+    """Write it beside its readers; a cache that can't be written costs time and nothing else."""
+    fresh = kept.with_name(f".{kept.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(gguf.condense(header)))
+        fresh.replace(kept)
+    return header
