@@ -1,20 +1,23 @@
 """The exact llama-server command line of a preset, and the environment it starts in.
 
-A flag is spelled where its option is declared, in ``preset``; those that no preset may choose are spelled here.
+A flag is spelled where its option is declared, in ``option``; those that no preset may choose are spelled here.
 
 Every flag is passed explicitly, because an omitted one has a default that surprises: ``-np`` unset is four slots, ``--fit`` lowers
-the context, ``--cache-ram`` takes 8 GiB. The environment is an allow-list, since ``LLAMA_ARG_*`` variables and the user's
-``config.ini`` would be merged into the command line.
+the context, ``--cache-ram`` takes 8 GiB. What selects a feature (a speculation, an embedding server) is passed only where the preset has
+it. ``extra_args`` come last, so that a flag among them whose value was forgotten takes none of ours for it. The environment is an
+allow-list, since ``LLAMA_ARG_*`` variables and the user's ``config.ini`` would be merged into the command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from supervisor import preset as presets
+from supervisor import passthrough
+from supervisor.engine import Flags
 from supervisor.errors import Error, Exit
+from supervisor.option import AUTO, CHAIN, applies, options
 from supervisor.preset import Preset
 
 SOCKET: Final = "child.sock"
@@ -26,34 +29,61 @@ _OWNED: Final = (
     ("--log-verbosity", "4"),  # the lines that name what was allocated; no prompt text at this level
     ("--sse-ping-interval", "-1"),  # comments to a waiting client are the front door's
 )
+_ENGINES_AUTO: Final = ("flash_attention",)
+"""Options whose ``auto`` is the engine's own word."""
 
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "TMPDIR")
 
 
-def render(preset: Preset, server: Path, model: Path, *, threads: int, flags: Set[str]) -> tuple[str, ...]:
-    """The argument vector that serves ``preset`` from ``model``.
+def render(
+    preset: Preset, server: Path, model: Path, *, flags: Flags | None = None, draft: Path | None = None
+) -> tuple[str, ...]:
+    """The argument vector that serves ``preset`` from ``model``, and from ``draft`` where it speculates with a draft model.
 
-    ``threads`` takes the place of a preset's 0. ``flags`` is what the engine's ``--help`` lists: a flag it doesn't know is an
-    :class:`Error` (exit code 5) here, and not a usage text in a log there.
+    The preset is complete: what it left to the plan (``auto``) and to its sampling chain are numbers now. ``flags`` is what the engine's
+    ``--help`` lists: one it doesn't know is an :class:`Error` (exit code 5) here, and not a usage text in a log there. None for no engine
+    at hand, whose words are not checked.
     """
-    pairs = [
-        ("--model", str(model)),
-        ("--alias", preset.name),
-        ("--host", SOCKET),
-        *_OWNED,
+    ours = [
+        *("--model", str(model)),
+        *("--alias", preset.name),
+        *("--host", SOCKET),
+        *(word for pair in _OWNED for word in pair),
+        *_options(preset),
     ]
-    for name, field in presets.options().items():
+    if preset.speculative == "draft":
+        assert draft is not None
+        ours += ["--spec-draft-model", str(draft)]
+    if flags is not None:
+        for flag in filter(passthrough.is_flag, ours):
+            if flag not in flags:
+                raise Error(f"the engine {server} has no option {flag}", exit=Exit.ENGINE, hint="llmctl build")
+        _check_extra(preset, server, flags)
+    return (str(server), *ours, *preset.extra_args)
+
+
+def _options(preset: Preset) -> Iterator[str]:
+    for name, option in options().items():
         value = getattr(preset, name)
-        if name == "threads":
-            value = value or threads
-        if value != "":
-            pairs.append((str(field.json_schema_extra["flag"]), str(value)))
-    if preset.device != "none":
-        pairs.append(("--gpu-layers", "99"))
-    for flag, _ in pairs:
+        if not option.flag or not applies(option, preset):
+            continue
+        assert value != CHAIN, f"{name} is still {CHAIN}: sampling.resolve gives it a number"
+        assert value != AUTO or name in _ENGINES_AUTO, f"{name} is still {AUTO}: the plan gives it a number"
+        yield from option.arguments(value)
+
+
+def _check_extra(preset: Preset, server: Path, flags: Flags) -> None:
+    """Refuse words that this engine doesn't know, or knows as another spelling of what may not be passed on."""
+    for word in filter(passthrough.is_flag, preset.extra_args):
+        flag = word if word in flags else passthrough.canonical(word)
         if flag not in flags:
-            raise Error(f"the engine {server} has no option {flag}", exit=Exit.ENGINE, hint="llmctl build")
-    return (str(server), *(word for pair in pairs for word in pair))
+            raise Error(
+                f"extra_args has {word!r}, which the engine {server} doesn't have", exit=Exit.ENGINE, hint=f"{server} --help"
+            )
+        for spelling in flags.group(flag):
+            if told := passthrough.refusal(spelling):
+                message = told[0].replace(repr(spelling), f"{word!r} ({spelling})", 1)
+                raise Error(message, exit=Exit.CONFIG, hint=told[1])
 
 
 def environment(outer: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Final
 
-from supervisor import lifecycle, preset
+from supervisor import lifecycle, paths, preset, profile
+from supervisor.units import size
 
 README = Path(__file__).parent.parent / "README.md"
 
 
 def options() -> str:
-    """The table of a preset's options."""
-    rows = ["| option | default | llama-server | |", "|---|---|---|---|"]
-    for name, field in preset.options().items():
-        extra = field.json_schema_extra
-        words = " ".join(get_args(field.annotation))
-        about = field.description + (f" ({extra['unit']})" if extra["unit"] else "") + (f": {words}" if words else "")
-        rows.append(f"| `{name}` | {field.default} | `{extra['flag']}` | {about} |")
+    """The table of a preset's options, and of its blocks."""
+    rows = ["| option | default | takes | llama-server | |", "|---|---|---|---|---|"]
+    for option in preset.options().values():
+        default = option.kind.write(option.default)
+        flag = f"`{option.flag}`" if option.flag else ""
+        takes = f"{option.kind.told} {option.unit}".strip()
+        rows.append(f"| `{option.name}` | {default} | {takes} | {flag} | {option.help} |")
+    rows += [f"| `{name}` | | | | {told} |" for name, told in (profile.MODELS | profile.BLOCKS).items()]
+    return "\n".join(rows)
+
+
+def presets() -> str:
+    """The table of the shipped presets."""
+    rows = ["| preset | model | context | modes | for |", "|---|---|---|---|---|"]
+    for path in sorted(paths.data_folder("presets").glob("*.yaml")):
+        made = preset.read(path)
+        first = path.read_text().splitlines()[0].removeprefix("# For ").rstrip(".")
+        model = made.model.file.removesuffix(".gguf") + (f", {size(made.model.bytes)}" if made.model.bytes else "")
+        sizes = ((name, preset.read(path, context=name)) for name in made.contexts)
+        others = [f"{name} {each.context:,}" for name, each in sizes if each.context != made.context]
+        context = f"{made.context:,}" + (f" ({', '.join(others)})" if others else "")
+        rows.append(f"| `{made.name}` | {model} | {context} | {', '.join(made.modes)} | {first} |")
     return "\n".join(rows)
 
 
@@ -32,13 +49,19 @@ def states() -> str:
     return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> STOPPED", *edges, "```"])
 
 
+PARTS: Final[Mapping[str, Callable[[], str]]] = {"options": options, "presets": presets, "states": states}
+"""Each stands between ``<!-- name -->`` and ``<!-- /name -->``."""
+
+
 def render(text: str) -> str:
     """The page with its generated parts made anew."""
-    for name, part in (("options", options()), ("states", states())):
+    for name, part in PARTS.items():
         start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        before, _, rest = text.partition(start)
-        _, _, after = rest.partition(end)
-        text = f"{before}{start}\n\n{part}\n\n{end}{after}"
+        before, found, rest = text.partition(start)
+        _, closed, after = rest.partition(end)
+        assert found, f"README.md has no {start}"
+        assert closed, f"README.md has no {end}"
+        text = f"{before}{start}\n\n{part()}\n\n{end}{after}"
     return text
 
 

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,7 @@ ASK_TIMEOUT_S: Final = 20.0
 """For ``--version`` and ``--help``: 0.03 s on a quiet box; a CUDA engine first maps 500 MB of cuBLAS from a cold disk."""
 _VERSION: Final = re.compile(r"^version: (?P<version>\S+) \(build (?P<build>\d+), commit (?P<commit>\w+)\)", re.MULTILINE)
 _OLD_VERSION: Final = re.compile(r"^version: (?P<build>\d+) \((?P<commit>\w+)\)", re.MULTILINE)
-_FLAG_LINE: Final = re.compile(r"^(-{1,2}[A-Za-z0-9][\w-]*(?:,\s+-{1,2}[A-Za-z0-9][\w-]*)*)")
+_FLAG_LINE: Final = re.compile(r"^(-{1,2}[A-Za-z0-9][\w.-]*(?:,\s+-{1,2}[A-Za-z0-9][\w.-]*)*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +154,35 @@ def parse_version(text: str) -> Version | None:
     return None
 
 
-def parse_help(text: str) -> frozenset[str]:
-    """Every flag, short and long, that the output of ``--help`` lists."""
+class Flags(Set[str]):
+    """The flags that a server takes, short and long, in the groups that ``--help`` lists them in: ``-c`` and ``--ctx-size`` are one."""
+
+    __slots__ = ("_groups",)
+
+    def __init__(self, groups: Iterable[tuple[str, ...]]) -> None:
+        self._groups = {flag: group for group in groups for flag in group}
+
+    def group(self, flag: str) -> tuple[str, ...]:
+        """All spellings of a flag, itself too; nothing for one that the server doesn't take."""
+        return self._groups.get(flag, ())
+
+    def __contains__(self, flag: object) -> bool:
+        return flag in self._groups
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __repr__(self) -> str:
+        return f"<Flags {len(self)} in {len(set(self._groups.values()))} groups>"
+
+
+def parse_help(text: str) -> Flags:
+    """Every flag that the output of ``--help`` lists."""
     lines = (_FLAG_LINE.match(line) for line in text.splitlines())
-    return frozenset(flag.strip() for line in lines if line for flag in line[1].split(","))
+    return Flags(tuple(flag.strip() for flag in line[1].split(",")) for line in lines if line)
 
 
 def locate(home: paths.Home, env: Mapping[str, str] = os.environ) -> Engine:
@@ -270,14 +295,14 @@ def remove(home: paths.Home, key: str) -> Engine:
     return engine
 
 
-def capabilities(engine: Engine) -> frozenset[str]:
+def capabilities(engine: Engine) -> Flags:
     """Every flag, short and long, that this server takes; asked once per file and process."""
     stat = engine.server.stat()
     return _capabilities(engine.server, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
 
 
 @functools.cache
-def _capabilities(server: Path, identity: tuple[int, ...]) -> frozenset[str]:
+def _capabilities(server: Path, identity: tuple[int, ...]) -> Flags:
     flags = parse_help(ask(server, "--help"))
     if not flags:
         raise Error(f"{server} --help lists no flag", exit=Exit.ENGINE, hint="llmctl build")

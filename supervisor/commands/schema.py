@@ -1,0 +1,74 @@
+"""``llmctl schema``: the JSON Schema of a preset's file, from the declarations; an editor completes and checks with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from supervisor import model, profile, render
+from supervisor.option import options
+from supervisor.value import Schema
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@click.command("schema")
+def command() -> None:
+    """Print the JSON Schema of a preset's file.
+
+    \b
+    llmctl schema > preset.schema.json
+    # yaml-language-server: $schema=preset.schema.json    (as a preset's second line)
+    """
+    render.as_json(document())
+
+
+def document() -> dict[str, Any]:
+    """The schema."""
+    settings: dict[str, Schema] = {}
+    for name, option in options().items():
+        unit = f" ({option.unit})" if option.unit else ""
+        default = list(option.default) if isinstance(option.default, tuple) else option.default
+        word = option.kind.write(option.default) if isinstance(option.default, bool) else default
+        settings[name] = option.kind.schema() | {"description": option.help + unit, "default": word}
+    for name, told in profile.MODELS.items():
+        settings[name] = {"$ref": "#/$defs/model", "description": told}
+    overlay = {**settings, "fallback": {"$ref": "#/$defs/fallback"}}
+    rung = {name: value for name, value in settings.items() if name not in profile.RUNG_FIXED}
+    return {
+        "$schema": _DRAFT,
+        "title": "a preset of llmctl",
+        **_block(
+            {
+                **overlay,
+                "contexts": _named({"allOf": [{"$ref": "#/$defs/overlay"}, {"required": ["context"]}]}, "contexts"),
+                "modes": _named({"$ref": "#/$defs/overlay"}, "modes"),
+                "default_context": {"type": "string", "description": profile.BLOCKS["default_context"]},
+                "default_mode": {"type": "string", "description": profile.BLOCKS["default_mode"]},
+            }
+        ),
+        "required": ["model"],
+        "$defs": {
+            "model": model.schema(),
+            "overlay": _block(overlay),
+            "fallback": {
+                "type": "array",
+                "description": profile.BLOCKS["fallback"],
+                "items": {"anyOf": [{"enum": [profile.FEWER_LAYERS]}, _block(rung) | {"minProperties": 1}]},
+            },
+        },
+    }
+
+
+def _block(properties: dict[str, Schema]) -> Schema:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _named(schema: Schema, key: str) -> Schema:
+    return {
+        "type": "object",
+        "description": profile.BLOCKS[key],
+        "propertyNames": {"pattern": f"^{profile.NAME}$"},
+        "additionalProperties": schema,
+    }

@@ -1,0 +1,239 @@
+"""The options of a preset, each declared once: name, type, unit, bounds, default, help and the llama-server flag it becomes.
+
+Reading, ``--set``, ``llmctl schema``, the README's table and the command line all come from these declarations, so nothing about an
+option is said twice. The spelling of flags and their values is llama.cpp's at b11312 (``llama-server --help``,
+``tests/data/llama-server-help.txt``).
+
+Three words stand for a value that is found later: ``auto`` is what the plan works out for this machine and model, ``chain`` is what the
+sampling chain says, ``unlimited`` is the engine's -1. A preset that is ready to run holds no ``auto`` and no ``chain``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Literal, cast
+
+from supervisor.value import Choice, Integer, Kind, List, Number, Switch, Text, Value
+
+AUTO: Final = "auto"
+CHAIN: Final = "chain"
+UNLIMITED: Final = "unlimited"
+CONTEXT_STEP: Final = 256
+"""A slot's context is rounded up to a multiple of this (llama.cpp src/llama-context.cpp:290-303)."""
+
+_KV_TYPES: Final = Choice(("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"))
+"""What ``--cache-type-k`` takes (common/arg.cpp, kv_cache_types)."""
+_TEMPLATE: Final = Text(says="the path of a file", sample="template.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One declaration."""
+
+    name: str
+    kind: Kind
+    default: Value
+    help: str
+    flag: str = ""
+    """llama-server's, long form; empty for an option that is ours alone."""
+    unit: str = ""
+    spelled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Words of the command line in place of ``flag word``, for the words that need others; none at all for what is left out."""
+    only: str = ""
+    """The option is passed on only where ``option=word|word`` holds."""
+    file: bool = False
+    """A path: a relative one is meant from the preset's folder, not from the engine's."""
+
+    def arguments(self, value: Value) -> tuple[str, ...]:
+        """The option on llama-server's command line."""
+        word = self.kind.write(value)
+        if word in self.spelled:
+            return self.spelled[word]
+        return (self.flag, word) if self.flag and word else ()
+
+
+def _option(default: Any, kind: Kind, help_text: str, **more: Any) -> Any:  # noqa: ANN401
+    """Declare an option as a field of :class:`Options`."""
+    return field(default=default, metadata={"kind": kind, "help": help_text, **more})
+
+
+def _switch(flag: str) -> Mapping[str, tuple[str, ...]]:
+    """``--kv-unified`` and ``--no-kv-unified``."""
+    return {"on": (flag,), "off": (flag.replace("--", "--no-", 1),)}
+
+
+def _chain(least: float, most: float, help_text: str, flag: str) -> Any:  # noqa: ANN401
+    """Declare one value of the sampling chain."""
+    return _option(CHAIN, Number(least, most, (CHAIN,)), help_text, flag=flag, only="kind=chat")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Every option, with its value. The types here are the values' after reading."""
+
+    about: str = _option("", Text(), "one line for people")
+    kind: Literal["chat", "embedding", "rerank"] = _option(
+        "chat",
+        Choice(("chat", "embedding", "rerank")),
+        "what it serves",
+        flag="--embeddings",
+        spelled={"chat": (), "embedding": ("--embeddings",), "rerank": ("--reranking",)},
+    )
+    pooling: str = _option(
+        "model",
+        Choice(("model", "mean", "cls", "last", "rank", "none")),
+        "how an embedding is made of a text's tokens; model is the file's own way",
+        flag="--pooling",
+        spelled={"model": ()},
+        only="kind=embedding|rerank",
+    )
+    device: str = _option(
+        "none",
+        Text(r"[A-Za-z][A-Za-z0-9_-]*", "none or a device's name, CUDA0", "none"),
+        "backend device that holds the model: CUDA0; none is the CPU",
+        flag="--device",
+    )
+    gpu_layers: int | Literal["all"] = _option(
+        "all", Integer(0, 999, ("all",)), "layers on the device", flag="--gpu-layers", unit="layers", only="device!=none"
+    )
+    context: int = _option(
+        8192, Integer(CONTEXT_STEP, 1 << 20), "KV cache, divided among the slots", flag="--ctx-size", unit="tokens"
+    )
+    slots: int = _option(1, Integer(1, 256), "requests decoded at the same time", flag="--parallel")
+    unified: bool = _option(
+        False,
+        Switch(),
+        "one KV cache that the slots share, instead of a part for each",
+        flag="--kv-unified",
+        spelled=_switch("--kv-unified"),
+    )
+    threads: int | Literal["auto"] = _option(
+        AUTO, Integer(1, 1024, (AUTO,)), "CPU threads while decoding; auto is one a physical core", flag="--threads"
+    )
+    batch: int | Literal["auto"] = _option(
+        AUTO,
+        Integer(32, 16384, (AUTO,)),
+        "tokens a prefill step takes; a cancel waits for the step; auto is about 1 s of prefill",
+        flag="--batch-size",
+        unit="tokens",
+    )
+    ubatch: int = _option(512, Integer(32, 16384), "tokens computed at once", flag="--ubatch-size", unit="tokens")
+    cache_type_k: str = _option("f16", _KV_TYPES, "type of the K cache", flag="--cache-type-k")
+    cache_type_v: str = _option("f16", _KV_TYPES, "type of the V cache", flag="--cache-type-v")
+    flash_attention: Literal["on", "off", "auto"] = _option(
+        "auto", Choice(("on", "off", "auto")), "flash attention; auto is the engine's choice", flag="--flash-attn"
+    )
+    speculative: Literal["off", "mtp", "ngram", "draft"] = _option(
+        "off",
+        Choice(("off", "mtp", "ngram", "draft")),
+        "guess tokens ahead and verify them in one step: by the model's own MTP head, by what was said before, by a draft model",
+        flag="--spec-type",
+        spelled={
+            "off": (),
+            "mtp": ("--spec-type", "draft-mtp"),
+            "ngram": ("--spec-type", "ngram-mod"),
+            "draft": ("--spec-type", "draft-simple"),
+        },
+    )
+    draft_length: int = _option(
+        2, Integer(1, 16), "most tokens guessed at once", flag="--spec-draft-n-max", unit="tokens", only="speculative=mtp|draft"
+    )
+    draft_min_p: float = _option(
+        0.0,
+        Number(0, 1),
+        "a guess less likely than this ends the draft",
+        flag="--spec-draft-p-min",
+        only="speculative=mtp|draft",
+    )
+    checkpoints: int | Literal["auto"] = _option(
+        AUTO,
+        Integer(0, 256, (AUTO,)),
+        "states kept a slot to return to (recurrent and sliding-window models can't go back otherwise); auto fills checkpoint_budget",
+        flag="--ctx-checkpoints",
+    )
+    checkpoint_budget: int = _option(300, Integer(0, 1 << 20), "host memory that all checkpoints of a slot may take", unit="MiB")
+    cache_ram: int = _option(2048, Integer(0, 1 << 20), "host memory for prompts of idle slots", flag="--cache-ram", unit="MiB")
+    chat_template_file: str = _option(
+        "",
+        _TEMPLATE,
+        "a Jinja chat template in place of the model's own",
+        flag="--chat-template-file",
+        only="kind=chat",
+        file=True,
+    )
+    reasoning: bool = _option(False, Switch(), "let the model think before it answers", flag="--reasoning", only="kind=chat")
+    reasoning_budget: int | Literal["unlimited"] = _option(
+        UNLIMITED,
+        Integer(0, 1 << 20, (UNLIMITED,)),
+        "thinking ends after so many",
+        flag="--reasoning-budget",
+        unit="tokens",
+        spelled={UNLIMITED: ("--reasoning-budget", "-1")},
+        only="reasoning=on",
+    )
+    preserve_reasoning: bool = _option(
+        False,
+        Switch(),
+        "keep old thoughts in the prompt",
+        flag="--reasoning-preserve",
+        spelled=_switch("--reasoning-preserve"),
+        only="kind=chat",
+    )
+    sampling: Literal["benchmark", "code", "chat", "creative", "structured"] = _option(
+        "chat",
+        Choice(("benchmark", "code", "chat", "creative", "structured")),
+        "chain of sampling values a request starts from; it may set its own",
+    )
+    temperature: float | Literal["chain"] = _chain(0, 5, "0 is greedy", "--temp")
+    top_p: float | Literal["chain"] = _chain(0, 1, "the likeliest tokens up to this sum; 1 is all", "--top-p")
+    top_k: int | Literal["chain"] = _option(
+        CHAIN,
+        Integer(0, 1 << 20, (CHAIN,)),
+        "so many of the likeliest tokens; 0 is all",
+        flag="--top-k",
+        unit="tokens",
+        only="kind=chat",
+    )
+    min_p: float | Literal["chain"] = _chain(0, 1, "none less likely than this part of the likeliest; 0 is all", "--min-p")
+    presence_penalty: float | Literal["chain"] = _chain(
+        -2, 2, "taken from tokens that were there already; 0 is nothing", "--presence-penalty"
+    )
+    repeat_penalty: float | Literal["chain"] = _chain(
+        0.5, 2, "tokens that were there already are so many times less likely; 1 is nothing", "--repeat-penalty"
+    )
+    max_tokens: int | Literal["unlimited"] = _option(
+        UNLIMITED,
+        Integer(1, 1 << 20, (UNLIMITED,)),
+        "the longest answer, also where the request doesn't say",
+        flag="--predict",
+        unit="tokens",
+        spelled={UNLIMITED: ("--predict", "-1")},
+        only="kind=chat",
+    )
+    warm_prompt: str = _option("", Text(), "a system prompt that is evaluated before the first request comes")
+    extra_args: tuple[str, ...] = _option(
+        (), List(), "words passed on to llama-server; not what llmctl sets itself, nor what opens a door"
+    )
+
+
+@functools.cache
+def options() -> Mapping[str, Option]:
+    """Every option by name, in the order of the declarations."""
+    return MappingProxyType({each.name: _declared(each) for each in dataclasses.fields(Options)})
+
+
+def _declared(each: dataclasses.Field[Any]) -> Option:
+    return Option(each.name, default=cast(Value, each.default), **each.metadata)
+
+
+def applies(option: Option, chosen: Options) -> bool:
+    """Whether the option is passed on, by its ``only`` and the other options' values."""
+    if not option.only:
+        return True
+    name, equals, words = option.only.partition("!=" if "!=" in option.only else "=")
+    word = options()[name].kind.write(getattr(chosen, name))
+    return (word in words.split("|")) is (equals == "=")

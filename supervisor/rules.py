@@ -1,0 +1,101 @@
+"""What options can't stand beside each other: the engine would refuse them, or do something else without a word.
+
+Each rule names the option to change, says both values in one sentence, and what would do. Rules that need the machine, the engine or the
+model's header are the plan's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from supervisor.model import Model
+from supervisor.option import AUTO, CONTEXT_STEP, Options
+
+_UNQUANTISED: Final = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two settings that don't go together."""
+
+    key: str
+    """The one to blame: its line is told."""
+    message: str
+    hint: str
+
+
+_Found = Iterator[Conflict]
+
+
+def conflicts(chosen: Options, model: Model, draft: Model | None) -> _Found:
+    """Every pair of settings that don't go together."""
+    yield from _speculation(chosen, model, draft)
+    for rule in _RULES:
+        yield from rule(chosen)
+
+
+def _speculation(chosen: Options, model: Model, draft: Model | None) -> _Found:
+    way = chosen.speculative
+    if way == "draft" and draft is None:
+        yield Conflict("speculative", "speculative is draft, but there is no draft_model", "add draft_model: or speculative: off")
+    if way != "draft" and draft is not None:
+        yield Conflict("draft_model", f"draft_model is {draft.file}, but speculative is {way}", "speculative: draft")
+    if way == "mtp" and (model.mtp is False or (model.mtp is None and not model.path)):
+        says = "no" if model.mtp is False else "left out"
+        yield Conflict(
+            "speculative", f"speculative is mtp, but mtp of {model.file} is {says}", "a file with an MTP head, and mtp: yes"
+        )
+    if way != "off" and chosen.kind != "chat":
+        yield Conflict(
+            "speculative", f"speculative is {way}, but kind is {chosen.kind}, which decodes nothing", "speculative: off"
+        )
+
+
+def _batches(chosen: Options) -> _Found:
+    """A batch smaller than a ubatch lowers it in silence (src/llama-context.cpp:248); an embedding is one ubatch (server.cpp:150)."""
+    batch, ubatch = chosen.batch, chosen.ubatch
+    if batch == AUTO:
+        return
+    assert isinstance(batch, int)
+    if batch < ubatch:
+        yield Conflict("batch", f"batch is {batch}, but ubatch is {ubatch}, and a batch bounds it", f"batch: {ubatch}")
+    elif batch > ubatch and chosen.kind != "chat":
+        what = f"batch is {batch}, but ubatch is {ubatch}, and an {chosen.kind} server takes a text in one ubatch"
+        yield Conflict("batch", what.replace("an rerank", "a rerank"), f"batch: {ubatch}")
+
+
+def _contexts(chosen: Options) -> _Found:
+    least = CONTEXT_STEP * chosen.slots
+    if chosen.context < least:
+        what = f"context is {chosen.context}, but {chosen.slots} slots need at least {CONTEXT_STEP} tokens each"
+        yield Conflict("context", what, f"context: {least}")
+
+
+def _caches(chosen: Options) -> _Found:
+    """src/llama-context.cpp:3840: such a context is refused."""
+    if chosen.flash_attention == "off" and chosen.cache_type_v not in _UNQUANTISED:
+        what = f"cache_type_v is {chosen.cache_type_v}, but flash_attention is off, and a quantised V cache needs it"
+        yield Conflict("cache_type_v", what, "flash_attention: on")
+
+
+def _layers(chosen: Options) -> _Found:
+    if chosen.device == "none" and chosen.gpu_layers != "all":
+        what = f"gpu_layers is {chosen.gpu_layers}, but device is none, which holds no layer"
+        yield Conflict("gpu_layers", what, "device: CUDA0")
+
+
+def _kinds(chosen: Options) -> _Found:
+    if chosen.kind == "chat" and chosen.pooling != "model":
+        what = f"pooling is {chosen.pooling}, but kind is chat, which pools nothing"
+        yield Conflict("pooling", what, "kind: embedding")
+    if chosen.kind == "rerank" and chosen.pooling not in ("model", "rank"):
+        yield Conflict("pooling", f"pooling is {chosen.pooling}, but kind is rerank, which needs rank", "pooling: rank")
+    if chosen.kind != "chat" and chosen.warm_prompt:
+        yield Conflict(
+            "warm_prompt", f"warm_prompt is given, but kind is {chosen.kind}, which has no system prompt", "leave it out"
+        )
+
+
+_RULES: Final[tuple[Callable[[Options], _Found], ...]] = (_batches, _contexts, _caches, _layers, _kinds)

@@ -1,0 +1,303 @@
+"""What a word in a preset may mean: a whole number, a number, on or off, one of some words, text, a file, a list of words.
+
+A kind reads the word that was written and answers the value; a word it doesn't take raises ``ValueError`` whose text goes on a sentence
+that ends in "but ": ``should be a whole number from 1 to 256``. It writes a value back as the word, says it in JSON Schema, and names a
+word that would do. Nothing else knows how an option is spelled.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from supervisor.words import Fault, Node, Series, Word, shown
+
+Value = bool | int | float | str | tuple[str, ...]
+Schema = dict[str, Any]
+
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
+_DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})")
+_PRINTABLE: Final = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]*")
+
+
+class Kind(Protocol):
+    """How one option's word is read."""
+
+    def read(self, word: str) -> Value:
+        """The value; ``ValueError`` with ``should be …``."""
+
+    def write(self, value: Value) -> str:
+        """The word for the value, as ``--set`` takes it."""
+
+    def schema(self) -> Schema:
+        """The values as JSON Schema, for an editor that has read the YAML."""
+
+    @property
+    def told(self) -> str:
+        """The words or bounds, for a table: ``on, off``, ``auto, 1–1,024``; may be empty."""
+
+    @property
+    def example(self) -> str:
+        """A word that would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A whole number between two bounds, or one of some words."""
+
+    least: int
+    most: int
+    words: tuple[str, ...] = ()
+
+    def read(self, word: str) -> Value:
+        """``010`` is ten."""
+        if word in self.words:
+            return word
+        if not _WHOLE.fullmatch(word) or not self.least <= int(word) <= self.most:
+            raise ValueError(f"should be {_or(self.words)}a whole number from {self.least} to {self.most}")
+        return int(word)
+
+    def write(self, value: Value) -> str:
+        """As it is."""
+        return str(value)
+
+    def schema(self) -> Schema:
+        """An integer with bounds."""
+        return _with_words({"type": "integer", "minimum": self.least, "maximum": self.most}, self.words)
+
+    @property
+    def told(self) -> str:
+        """Words and bounds."""
+        return ", ".join((*self.words, f"{self.least:,}–{self.most:,}"))
+
+    @property
+    def example(self) -> str:
+        """A word if there is one, else the least."""
+        return self.words[0] if self.words else str(self.least)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A decimal number between two bounds, or one of some words."""
+
+    least: float
+    most: float
+    words: tuple[str, ...] = ()
+
+    def read(self, word: str) -> Value:
+        """No exponent, no ``inf``, no ``nan``."""
+        if word in self.words:
+            return word
+        if not _DECIMAL.fullmatch(word) or not self.least <= float(word) <= self.most:
+            raise ValueError(f"should be {_or(self.words)}a number from {self.least:g} to {self.most:g}")
+        return float(word)
+
+    def write(self, value: Value) -> str:
+        """The shortest decimal that reads back as the same number."""
+        if isinstance(value, str):
+            return value
+        text = f"{value:.15f}".rstrip("0")
+        return text + "0" if text.endswith(".") else text
+
+    def schema(self) -> Schema:
+        """A number with bounds."""
+        return _with_words({"type": "number", "minimum": self.least, "maximum": self.most}, self.words)
+
+    @property
+    def told(self) -> str:
+        """Words and bounds."""
+        return ", ".join((*self.words, f"{self.least:g}–{self.most:g}"))
+
+    @property
+    def example(self) -> str:
+        """A word if there is one, else the least."""
+        return self.words[0] if self.words else f"{self.least:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def read(self, word: str) -> Value:
+        """The word itself."""
+        if word not in self.words:
+            raise ValueError(f"should be {listed(self.words)}")
+        return word
+
+    def write(self, value: Value) -> str:
+        """As it is."""
+        return str(value)
+
+    def schema(self) -> Schema:
+        """An enumeration."""
+        return {"enum": list(self.words)}
+
+    @property
+    def told(self) -> str:
+        """The words."""
+        return ", ".join(self.words)
+
+    @property
+    def example(self) -> str:
+        """The first."""
+        return self.words[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Two words that stand for true and false."""
+
+    on: str = "on"
+    off: str = "off"
+
+    def read(self, word: str) -> Value:
+        """Whether it is the first."""
+        if word not in (self.on, self.off):
+            raise ValueError(f"should be {self.on!r} or {self.off!r}")
+        return word == self.on
+
+    def write(self, value: Value) -> str:
+        """The word."""
+        return self.on if value else self.off
+
+    def schema(self) -> Schema:
+        """An enumeration: YAML 1.2, which editors read, keeps ``on`` and ``yes`` words."""
+        return {"enum": [self.on, self.off]}
+
+    @property
+    def told(self) -> str:
+        """Both words."""
+        return f"{self.on}, {self.off}"
+
+    @property
+    def example(self) -> str:
+        """The first."""
+        return self.on
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Any text, or one of a shape: ``shape`` is the pattern and ``says`` what it means."""
+
+    shape: str = ""
+    says: str = "text"
+    sample: str = "…"
+
+    def read(self, word: str) -> Value:
+        """The text itself; control characters are in no name or prompt."""
+        if not _PRINTABLE.fullmatch(word) or (self.shape and not re.fullmatch(self.shape, word)):
+            raise ValueError(f"should be {self.says}")
+        return word
+
+    def write(self, value: Value) -> str:
+        """As it is."""
+        return str(value)
+
+    def schema(self) -> Schema:
+        """A string. A digest or a version of digits alone would be read as a number by an editor: it has to be quoted there."""
+        return {"type": "string"} | ({"pattern": f"^(?:{self.shape})$"} if self.shape else {})
+
+    @property
+    def told(self) -> str:
+        """Nothing: the help says it."""
+        return ""
+
+    @property
+    def example(self) -> str:
+        """The sample."""
+        return self.sample
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """Words of a command line: a list in the file (see :func:`take`), one text with shell quoting after ``--set``."""
+
+    def read(self, word: str) -> Value:
+        """Split as a shell would."""
+        try:
+            return tuple(shlex.split(word))
+        except ValueError as exc:
+            raise ValueError(f"should be words as a shell takes them ({exc})") from exc
+
+    def write(self, value: Value) -> str:
+        """Joined with quotes where they are needed."""
+        assert isinstance(value, tuple)
+        return shlex.join(value)
+
+    def schema(self) -> Schema:
+        """A list of words or numbers."""
+        return {"type": "array", "items": {"type": ["string", "number"]}}
+
+    @property
+    def told(self) -> str:
+        """Nothing: the help says it."""
+        return ""
+
+    @property
+    def example(self) -> str:
+        """An empty list."""
+        return "[]"
+
+
+def listed(words: tuple[str, ...]) -> str:
+    """``'on', 'off' or 'auto'``."""
+    quoted = [repr(word) for word in words]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+
+
+def _or(words: tuple[str, ...]) -> str:
+    return "".join(f"{word!r} or " for word in words)
+
+
+def _with_words(schema: Schema, words: tuple[str, ...]) -> Schema:
+    return {"anyOf": [{"enum": list(words)}, schema]} if words else schema
+
+
+def take(kind: Kind, node: Node, key: str, faults: list[Fault]) -> Value | None:
+    """The value of ``key`` at ``node``, or None and a fault that names the value, what it should be and one that would do."""
+    leaf = key.rpartition(".")[2]
+    try:
+        if isinstance(kind, List) and isinstance(node, Series):
+            return _items(node)
+        if isinstance(node, Word) and not isinstance(kind, List):
+            return kind.read(node.text)
+        raise ValueError("should be a list" if isinstance(kind, List) else f"should be {_said(kind)}")
+    except ValueError as exc:
+        faults.append(Fault(node.line, f"{key} is {shown(node)}, but {exc}", f"{leaf}: {kind.example}"))
+        return None
+
+
+def _items(node: Series) -> tuple[str, ...]:
+    odd = next((item for item in node.items if not isinstance(item, Word)), None)
+    if odd is not None:
+        raise ValueError(f"its items should be words, not {shown(odd)}")
+    return tuple(item.text for item in node.items if isinstance(item, Word))
+
+
+def unknown(key: str, line: int, known: Iterable[str], faults: list[Fault]) -> None:
+    """Note a key that isn't one, with the nearest that is."""
+    known = tuple(known)
+    near = nearest(key.rpartition(".")[2], known)
+    hint = f"did you mean {near}?" if near else f"one of: {', '.join(known)}"
+    faults.append(Fault(line, f"{key!r} is not an option", hint, rank=0))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word most like it, or nothing. difflib is imported here, for the one who misspelt."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)), "")
+
+
+def _said(kind: Kind) -> str:
+    """What the kind takes, as its own refusal says it."""
+    try:
+        kind.read("\x00")
+    except ValueError as exc:
+        return str(exc).removeprefix("should be ")
+    return "a word"

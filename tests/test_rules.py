@@ -1,0 +1,144 @@
+"""Options that can't stand beside each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervisor.model import Model
+from supervisor.option import Options
+from supervisor.rules import conflicts
+
+PLAIN = Model("plain.gguf", mtp=False)
+UNSAID = Model("unsaid.gguf")
+MTP = Model("mtp.gguf", mtp=True)
+OWN = Model("own.gguf", path="/own.gguf")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "model", "draft", "key", "message", "hint"),
+    [
+        (
+            {"speculative": "draft"},
+            PLAIN,
+            None,
+            "speculative",
+            "speculative is draft, but there is no draft_model",
+            "add draft_model: or speculative: off",
+        ),
+        ({}, PLAIN, MTP, "draft_model", "draft_model is mtp.gguf, but speculative is off", "speculative: draft"),
+        (
+            {"speculative": "mtp"},
+            PLAIN,
+            None,
+            "speculative",
+            "speculative is mtp, but mtp of plain.gguf is no",
+            "a file with an MTP head, and mtp: yes",
+        ),
+        (
+            {"speculative": "mtp"},
+            UNSAID,
+            None,
+            "speculative",
+            "speculative is mtp, but mtp of unsaid.gguf is left out",
+            "a file with an MTP head, and mtp: yes",
+        ),
+        (
+            {"speculative": "ngram", "kind": "embedding"},
+            PLAIN,
+            None,
+            "speculative",
+            "speculative is ngram, but kind is embedding, which decodes nothing",
+            "speculative: off",
+        ),
+        ({"batch": 256}, PLAIN, None, "batch", "batch is 256, but ubatch is 512, and a batch bounds it", "batch: 512"),
+        (
+            {"batch": 1024, "kind": "embedding"},
+            PLAIN,
+            None,
+            "batch",
+            "batch is 1024, but ubatch is 512, and an embedding server takes a text in one ubatch",
+            "batch: 512",
+        ),
+        (
+            {"batch": 1024, "kind": "rerank"},
+            PLAIN,
+            None,
+            "batch",
+            "batch is 1024, but ubatch is 512, and a rerank server takes a text in one ubatch",
+            "batch: 512",
+        ),
+        (
+            {"context": 1000, "slots": 4},
+            PLAIN,
+            None,
+            "context",
+            "context is 1000, but 4 slots need at least 256 tokens each",
+            "context: 1024",
+        ),
+        (
+            {"cache_type_v": "q8_0", "flash_attention": "off"},
+            PLAIN,
+            None,
+            "cache_type_v",
+            "cache_type_v is q8_0, but flash_attention is off, and a quantised V cache needs it",
+            "flash_attention: on",
+        ),
+        (
+            {"gpu_layers": 20},
+            PLAIN,
+            None,
+            "gpu_layers",
+            "gpu_layers is 20, but device is none, which holds no layer",
+            "device: CUDA0",
+        ),
+        (
+            {"pooling": "mean"},
+            PLAIN,
+            None,
+            "pooling",
+            "pooling is mean, but kind is chat, which pools nothing",
+            "kind: embedding",
+        ),
+        (
+            {"pooling": "mean", "kind": "rerank"},
+            PLAIN,
+            None,
+            "pooling",
+            "pooling is mean, but kind is rerank, which needs rank",
+            "pooling: rank",
+        ),
+        (
+            {"warm_prompt": "Hi", "kind": "rerank"},
+            PLAIN,
+            None,
+            "warm_prompt",
+            "warm_prompt is given, but kind is rerank, which has no system prompt",
+            "leave it out",
+        ),
+    ],
+)
+def test_each_conflict_has_its_sentence(
+    chosen: dict[str, Any], model: Model, draft: Model | None, key: str, message: str, hint: str
+) -> None:
+    (found,) = conflicts(Options(**chosen), model, draft)
+    assert (found.key, found.message, found.hint) == (key, message, hint)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "model", "draft"),
+    [
+        ({}, PLAIN, None),
+        ({"speculative": "mtp"}, MTP, None),
+        ({"speculative": "mtp"}, OWN, None),  # its header says, once it is read
+        ({"speculative": "draft"}, PLAIN, UNSAID),
+        ({"batch": 512, "kind": "embedding", "pooling": "mean"}, PLAIN, None),
+        ({"context": 1024, "slots": 4}, PLAIN, None),
+        ({"cache_type_k": "q8_0", "flash_attention": "off"}, PLAIN, None),
+        ({"cache_type_v": "q8_0"}, PLAIN, None),
+        ({"gpu_layers": 20, "device": "CUDA0"}, PLAIN, None),
+    ],
+)
+def test_what_goes_together(chosen: dict[str, Any], model: Model, draft: Model | None) -> None:
+    assert list(conflicts(Options(**chosen), model, draft)) == []

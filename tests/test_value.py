@@ -1,0 +1,94 @@
+"""Words and what they mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor import value
+from supervisor.option import options
+from supervisor.value import Choice, Integer, Kind, List, Number, Switch, Text, Value
+from supervisor.words import Fault, Series, Word
+
+WHOLE = Integer(1, 256)
+AUTO = Integer(1, 16, ("auto",))
+DECIMAL = Number(-2, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "expected"),
+    [
+        (WHOLE, "1", 1),
+        (WHOLE, "010", 10),
+        (WHOLE, "+7", 7),
+        (AUTO, "auto", "auto"),
+        (DECIMAL, "0.7", 0.7),
+        (DECIMAL, "-2", -2.0),
+        (DECIMAL, ".5", 0.5),
+        (Choice(("a", "b")), "b", "b"),
+        (Switch(), "on", True),
+        (Switch("yes", "no"), "no", False),
+        (Text(), "off", "off"),
+        (Text(), "two\nlines\tand a tab", "two\nlines\tand a tab"),
+        (List(), "--lora 'a b'", ("--lora", "a b")),
+    ],
+)
+def test_what_is_read(kind: Kind, word: str, expected: Value) -> None:
+    found = kind.read(word)
+    assert (found, type(found)) == (expected, type(expected))
+    assert kind.read(kind.write(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "says"),
+    [
+        (WHOLE, "0", "should be a whole number from 1 to 256"),
+        (WHOLE, "257", "should be a whole number from 1 to 256"),
+        (WHOLE, "1.0", "should be a whole number from 1 to 256"),
+        (WHOLE, "1_0", "should be a whole number from 1 to 256"),
+        (WHOLE, "٣", "should be a whole number from 1 to 256"),
+        (WHOLE, " 1", "should be a whole number from 1 to 256"),
+        (WHOLE, "9" * 5000, "should be a whole number from 1 to 256"),
+        (AUTO, "Auto", "should be 'auto' or a whole number from 1 to 16"),
+        (DECIMAL, "inf", "should be a number from -2 to 2"),
+        (DECIMAL, "nan", "should be a number from -2 to 2"),
+        (DECIMAL, "1e-1", "should be a number from -2 to 2"),
+        (DECIMAL, "2.0001", "should be a number from -2 to 2"),
+        (DECIMAL, "", "should be a number from -2 to 2"),
+        (Choice(("a", "b", "c")), "d", "should be 'a', 'b' or 'c'"),
+        (Switch(), "true", "should be 'on' or 'off'"),
+        (Text("[a-z]+", "a lower-case word"), "A", "should be a lower-case word"),
+        (Text(), "bell \x07", "should be text"),
+        (List(), "'open", "should be words as a shell takes them (No closing quotation)"),
+    ],
+)
+def test_what_is_refused(kind: Kind, word: str, says: str) -> None:
+    with pytest.raises(ValueError) as raised:  # noqa: PT011  (the text follows)
+        kind.read(word)
+    assert str(raised.value) == says
+
+
+@pytest.mark.parametrize("number", [0.1, 1.5, 0.05, -2.0, 1 / 3, 1e-9])
+def test_a_number_is_written_without_exponent_and_reads_back(number: float) -> None:
+    word = DECIMAL.write(number)
+    assert "e" not in word
+    assert DECIMAL.read(word) == pytest.approx(number, abs=1e-14)
+
+
+def test_every_options_example_would_do() -> None:
+    for option in options().values():
+        if not isinstance(option.kind, List | Text):
+            option.kind.read(option.kind.example)
+
+
+def test_a_list_is_a_list_and_a_word_a_word() -> None:
+    faults: list[Fault] = []
+    assert value.take(List(), Series((Word("-x", 3), Word("1", 3)), 3), "extra_args", faults) == ("-x", "1")
+    assert faults == []
+    assert value.take(List(), Word("-x", 4), "extra_args", faults) is None
+    assert value.take(List(), Series((Series((), 5),), 5), "extra_args", faults) is None
+    assert value.take(WHOLE, Series((), 6), "contexts.long.slots", faults) is None
+    assert [(fault.line, fault.message, fault.hint) for fault in faults] == [
+        (4, "extra_args is '-x', but should be a list", "extra_args: []"),
+        (5, "extra_args is a list, but its items should be words, not a list", "extra_args: []"),
+        (6, "contexts.long.slots is a list, but should be a whole number from 1 to 256", "slots: 1"),
+    ]
