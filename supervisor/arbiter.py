@@ -20,11 +20,13 @@ from typing import Final
 
 import httpx2
 
-from supervisor import child, lifecycle
+from supervisor import allocation, child, lifecycle, warmup
 from supervisor.admission import Admission
+from supervisor.allocation import Allocation
 from supervisor.child import Child
 from supervisor.errors import Error, Exit
 from supervisor.lifecycle import Cause, Event, Restarts, State
+from supervisor.plan import Plan
 from supervisor.preset import Preset
 from supervisor.units import MIB, duration
 from supervisor.upstream import Upstream
@@ -40,18 +42,25 @@ LOAD_RATE_BYTES_S: Final = 20 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """All that is needed to start one child: what ``plan`` will make of a preset."""
+    """All that is needed to start one child."""
 
-    preset: Preset
+    plan: Plan
     command: tuple[str, ...]
     environment: dict[str, str]
     folder: Path
     log: Path
+    remember: Callable[[Allocation], None]
+    """Gets what the engine allocated, on a thread, once it is ready."""
+
+    @property
+    def preset(self) -> Preset:
+        """What runs."""
+        return self.plan.preset
 
     @property
     def load_limit_s(self) -> float:
         """After this long a load is a hang."""
-        return LOAD_BASE_S + self.preset.model.bytes / LOAD_RATE_BYTES_S
+        return LOAD_BASE_S + self.plan.header.file_bytes / LOAD_RATE_BYTES_S
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +76,8 @@ class Ward:
     upstream: Upstream | None = None
     slot_context: int | None = None
     """Tokens one request may use, as the engine says; known once it was ready."""
+    allocated: Allocation | None = None
+    """What the engine allocated at its last start, by its log."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __repr__(self) -> str:
@@ -201,10 +212,10 @@ class Arbiter:
         well = time.monotonic() - ready_at >= lifecycle.RAN_WELL_S
         ward.cause = problem or lifecycle.cause(code, process.log_tail())
         log.error("%s (pid %d): %s", ward.name, process.pid, ward.cause.text)
-        if problem is not None and ward.state is State.STARTING:
-            return Event.READY_TIMEOUT, False
         if ward.cause.permanent:
             return Event.EXITED_PERMANENT, well
+        if problem is not None and ward.state is State.STARTING:
+            return Event.READY_TIMEOUT, False
         return (Event.EXITED_WELL if well else Event.EXITED_TRANSIENT), well
 
     @staticmethod
@@ -218,11 +229,12 @@ class Arbiter:
                     if process.returncode is not None:
                         return None
                     await asyncio.sleep(POLL_S)
-                ward.slot_context = await upstream.warm_up()
+                ward.slot_context = await upstream.warm_up(warmup.questions(ward.launch.preset))
+                ward.allocated = await asyncio.to_thread(_read_back, ward.launch, process)
         except TimeoutError:
             return Cause(f"it was not ready after {duration(limit_s)}", permanent=False)
         except Error as exc:
-            return Cause(exc.message, permanent=False)
+            return Cause(exc.message, permanent=exc.exit is Exit.CONFIG, hint=exc.hint)
         except httpx2.HTTPError:
             # It closes its connections as it exits, and its exit says why. One that stays is stopped, and that is the cause.
             with contextlib.suppress(TimeoutError):
@@ -251,6 +263,14 @@ def _heed_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+def _read_back(launch: Launch, process: Child) -> Allocation | None:
+    """What the engine says it allocated; kept for the next plan. None where its log says nothing of it."""
+    found = allocation.parse(process.log_head())
+    if found is not None:
+        launch.remember(found)
+    return found
 
 
 def _unavailable(name: str, cause: Cause) -> Error:

@@ -31,6 +31,9 @@ class Ask(BaseModel):
     prompt: Any = None
     id_slot: Any = None
     lora: Any = None
+    n_predict: Any = None
+    max_completion_tokens: Any = None
+    max_tokens: Any = None
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
@@ -62,11 +65,17 @@ class Ask(BaseModel):
         choices = max((int(said) for said in (self.n, self.n_cmpl) if isinstance(said, int | float) and said >= 1), default=1)
         return max(1, prompts) * choices
 
-    def stripped(self, body: bytes) -> bytes:
-        """The body without what a client may not choose."""
-        if self.id_slot is None and self.lora is None:
-            return body
-        return extend(body, _STRIPPED)
+    def spliced(self, body: bytes, most_tokens: int | None) -> bytes:
+        """The body without what a client may not choose, and with an answer no longer than ``most_tokens``.
+
+        The engine takes the first of these three that is there (its order at b11312, tools/server/server-context.cpp); where none is,
+        or it is -1, its ``--predict`` counts, which is ``most_tokens`` too.
+        """
+        members = [] if self.id_slot is None and self.lora is None else [_STRIPPED]
+        asked = next((n for n in (self.n_predict, self.max_completion_tokens, self.max_tokens) if n is not None), 0)
+        if most_tokens is not None and isinstance(asked, int | float) and asked > most_tokens:
+            members.append(b'"n_predict":%d' % most_tokens)
+        return extend(body, b",".join(members)) if members else body
 
 
 def _unusable(why: str) -> Error:

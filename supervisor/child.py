@@ -20,11 +20,13 @@ from typing import Final
 from supervisor import launcher
 from supervisor.argv import SOCKET
 from supervisor.errors import Error, Exit
+from supervisor.units import MIB
 
 TERM_S: Final = 5.0
 """After the first SIGTERM. llama-server with its connections closed was seen to need 26-54 ms, on busy cores seconds."""
 SECOND_TERM_S: Final = 2.0
 """After the second, at which llama-server exits at once unless a batch is computing."""
+HEAD_BYTES: Final = MIB
 TAIL_BYTES: Final = 16 * 1024
 KEEP_LOGS: Final = 5
 """Log files kept a preset: this start's and four before."""
@@ -97,6 +99,14 @@ class Child:
     def log_tail(self) -> str:
         """The last 16 KiB of what it wrote since this start."""
         return tail(self.log)
+
+    def log_head(self) -> str:
+        """The first 1 MiB of what it wrote since this start: a load with all that it allocates takes some 40 KiB."""
+        try:
+            with self.log.open("rb") as file:
+                return file.read(HEAD_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
 
 
 def spawn(name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> Child:

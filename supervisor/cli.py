@@ -17,7 +17,22 @@ import click
 from supervisor import render
 from supervisor.errors import Error, Exit
 
-COMMANDS: Final = ("up", "down", "status", "logs", "usage", "presets", "build", "engine", "version")
+COMMANDS: Final = (
+    "up",
+    "down",
+    "status",
+    "logs",
+    "usage",
+    "presets",
+    "show",
+    "plan",
+    "check",
+    "schema",
+    "build",
+    "engine",
+    "pack",
+    "version",
+)
 
 
 class _Commands(click.Group):
@@ -63,7 +78,9 @@ def main() -> None:
     """Run the command line; the process ends with an exit code of :class:`~supervisor.errors.Exit`."""
     debug = "--debug" in sys.argv[1:]
     try:
-        llmctl(standalone_mode=False)
+        code = llmctl(standalone_mode=False)
+        if isinstance(code, int) and code:  # what a command gave to ctx.exit()
+            sys.exit(code)
     except Error as error:
         if debug:
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -16,6 +17,7 @@ from supervisor.errors import Error, Exit
 from supervisor.ledger import Ledger
 from supervisor.lifecycle import State
 from supervisor.reply import envelope
+from supervisor.units import MIB
 
 
 class Control:
@@ -84,4 +86,20 @@ def describe(ward: Ward) -> dict[str, Any]:
         "waiting": ward.admission.waiting,
         "restarts": ward.restarts,
         "cause": ward.cause.text if ward.cause else None,
+        "memory": _memory(ward),
     }
+
+
+def _memory(ward: Ward) -> dict[str, Any]:
+    """MiB a term: what the plan said, and what the engine said at its last start, None for what its log doesn't name."""
+    planned, seen = ward.launch.plan.estimate, ward.allocated
+    return {
+        "device": ward.launch.plan.budget.device,
+        "planned_mib": {"device": _mib(planned.device), "host": _mib(planned.host)},
+        "allocated_mib": {"device": _mib(seen.device), "host": _mib(seen.host)} if seen else None,
+        "given_up": list(ward.launch.plan.given_up),
+    }
+
+
+def _mib(terms: Mapping[str, int]) -> dict[str, float]:
+    return {term: round(count / MIB, 2) for term, count in terms.items()}

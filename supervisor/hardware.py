@@ -8,15 +8,16 @@ that was upgraded under the running kernel) means: no card. Why is kept in ``no_
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-import psutil
-
+from supervisor import memory
 from supervisor.units import size
 
 CPUINFO = Path("/proc/cpuinfo")
+CHASSIS = Path("/sys/class/dmi/id/chassis_type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,10 @@ class Card:
     """Compute capability without the dot: ``86``."""
     total_bytes: int
     free_bytes: int
+    cores: int = 0
+    """CUDA cores; 0 where the driver doesn't say."""
+    clock_mhz: int = 0
+    """The highest clock of the multiprocessors; 0 where the driver doesn't say."""
 
     def __repr__(self) -> str:
         return f"<Card {self.index} {self.name} sm_{self.arch} {size(self.free_bytes)} of {size(self.total_bytes)} free>"
@@ -57,9 +62,13 @@ class Hardware:
     """Physical cores this process may run on."""
     total_bytes: int
     available_bytes: int
+    """RAM, within a container's limit: :mod:`~supervisor.memory`."""
     cards: tuple[Card, ...]
     driver: str
     no_card: str
+    laptop: bool = False
+    limited: bool = False
+    """Whether a container's limit decides the memory."""
 
     @property
     def driver_major(self) -> int:
@@ -68,22 +77,40 @@ class Hardware:
         return int(head) if head.isdigit() else 0
 
 
-def detect() -> Hardware:
-    """Look at this machine now; memory figures are of this moment."""
+def detect(*, cards: bool = True) -> Hardware:
+    """Look at this machine now; memory figures are of this moment. Without ``cards``, NVML is left alone and none are listed."""
     text = CPUINFO.read_text()
-    memory = psutil.virtual_memory()
-    found = nvidia_cards()
+    ram = memory.read()
+    found = nvidia_cards() if cards else Cards(no_card="not looked for")
     return Hardware(
         cpu_name=cpu_field(text, "model name") or "unknown CPU",
         cpu_flags=cpu_flags(text),
         cpu_model=cpu_model(text),
         cores=physical_cores(text, os.sched_getaffinity(0)),
-        total_bytes=memory.total,
-        available_bytes=memory.available,
+        total_bytes=ram.total_bytes,
+        available_bytes=ram.available_bytes,
         cards=found.cards,
         driver=found.driver,
         no_card=found.no_card,
+        laptop=is_laptop(_chassis()),
+        limited=ram.limited,
     )
+
+
+LAPTOP_CHASSIS: Final = frozenset({8, 9, 10, 11, 14, 30, 31, 32})
+"""Portable, laptop, notebook, hand-held, sub-notebook, tablet, convertible, detachable (SMBIOS 3.7, table 17)."""
+
+
+def is_laptop(chassis: str) -> bool:
+    """Whether this SMBIOS chassis type, as the kernel shows it, is a machine that runs hot on all of its cores."""
+    return chassis.strip().isdigit() and int(chassis) in LAPTOP_CHASSIS
+
+
+def _chassis() -> str:
+    try:
+        return CHASSIS.read_text()
+    except OSError:  # a virtual machine or an Arm board without SMBIOS
+        return ""
 
 
 def cpu_field(cpuinfo: str, name: str) -> str:
@@ -148,16 +175,28 @@ def _card(index: int) -> Card:
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    vram = pynvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     return Card(
         index=index,
         name=_text(pynvml.nvmlDeviceGetName(handle)),
         uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
         arch=f"{major}{minor}",
-        total_bytes=int(memory.total),
-        free_bytes=int(memory.free),
+        total_bytes=int(vram.total),
+        free_bytes=int(vram.free),
+        cores=_maybe(lambda: pynvml.nvmlDeviceGetNumGpuCores(handle)),
+        clock_mhz=_maybe(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
     )
+
+
+def _maybe(ask: Callable[[], int]) -> int:
+    """A figure that old drivers and some laptops don't give."""
+    import pynvml
+
+    try:
+        return int(ask())
+    except pynvml.NVMLError:
+        return 0
 
 
 def _text(value: str | bytes) -> str:

@@ -56,7 +56,7 @@ class Proxy:
             await self._enter(ward, ticket)
             upstream = await self._arbiter.ensure_ready(ward)
             row.attempts += 1
-            exchange = upstream.request(route, answer.asked(ask.stripped(body)), answer.begin)
+            exchange = upstream.request(route, answer.asked(ask.spliced(body, ward.launch.preset.most_tokens)), answer.begin)
             try:
                 await answer.forward(exchange)
             finally:

@@ -1,4 +1,7 @@
-"""Everything a person reads on the terminal. Only this module and ``commands`` print."""
+"""Everything a person reads on the terminal. Only this module and ``commands`` print.
+
+rich is imported where it draws: it takes as long as a whole plan, and a script that asks for JSON doesn't need it.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from supervisor.errors import Error
 from supervisor.units import Progress, duration
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
 PLAIN_WIDTH = 160
 """Of a table that goes into a file or a pipe."""
@@ -47,12 +49,16 @@ def as_json(value: object) -> None:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None) -> None:
     """A table on stdout; columns of numbers are right-aligned."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) or row[index] is None for row in rows)
         grid.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        grid.add_row(*("–" if cell is None else str(cell) for cell in row))
+        grid.add_row(*(Text("–" if cell is None else str(cell)) for cell in row))  # as text: rich would read [a] as its markup
     Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(grid)
 
 
@@ -60,6 +66,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str |
 def progress() -> Iterator[Progress]:
     """A :data:`~supervisor.units.Progress` that draws a bar on a terminal and writes a line now and then elsewhere."""
     if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
         bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Self
 
 import httptools
@@ -23,14 +23,12 @@ from supervisor.argv import SOCKET
 from supervisor.child import Child
 from supervisor.errors import Error, Exit
 from supervisor.units import KIB
+from supervisor.warmup import Question
 
 log = logging.getLogger("llmctl.upstream")
 
 PROBE_S: Final = 5.0
 """Bound on a health or property request; /health answers at once or the child is not well."""
-WARM_UP_TOKENS: Final = 8
-"""Decoded before a child is called ready: the first decode is where memory that was promised is really taken."""
-
 
 _BUFFER: Final = memoryview(bytearray(64 * KIB))
 """Where every read lands: the parser copies what it hands on, and the loop reads one socket at a time."""
@@ -210,6 +208,19 @@ class Exchange:
                 future.exception()  # mark it as seen: the proxy may have been cancelled meanwhile
 
 
+def _refused(name: str, question: Question, reply: httpx2.Response) -> Error:
+    try:
+        said = str(reply.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        said = reply.text[:200]
+    fault = reply.status_code < 500
+    return Error(
+        f"{name} refused {question.about}: {said}",
+        exit=Exit.CONFIG if fault else Exit.CHILD,
+        hint=f"llmctl show {name}" if fault else "llmctl logs",
+    )
+
+
 class Upstream:
     """The face of one child. Close it before the child is stopped: llama-server waits for its connections."""
 
@@ -250,15 +261,16 @@ class Upstream:
         except httpx2.HTTPError:
             return False
 
-    async def warm_up(self) -> int:
-        """Decode a few tokens, so that what only the first decode allocates is there. Returns the context of one slot, in tokens.
+    async def warm_up(self, questions: Iterable[Question]) -> int:
+        """Have a fresh child answer these. Returns the context of one slot, in tokens.
 
-        Raises :class:`Error` (exit code 8) when the child refuses, and :class:`httpx2.HTTPError` when it goes away.
+        Raises :class:`Error` when the child refuses one, with exit code 3 where the question is at fault and asking again is no use,
+        else 8; and :class:`httpx2.HTTPError` when it goes away.
         """
-        body = {"prompt": "Hello", "n_predict": WARM_UP_TOKENS, "ignore_eos": True, "cache_prompt": False}
-        reply = await self._slow.post("/completion", json=body, timeout=None)
-        if reply.status_code != 200:
-            raise Error(f"the warm-up of {self.child.name} was refused: {reply.text[:200]}", exit=Exit.CHILD, hint="llmctl logs")
+        for question in questions:
+            reply = await self._slow.post(question.path, json=question.body, timeout=None)
+            if reply.status_code != 200:
+                raise _refused(self.child.name, question, reply)
         props = await self._slow.get("/props")
         try:
             return int(props.json()["default_generation_settings"]["n_ctx"])

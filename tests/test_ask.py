@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
 from supervisor import ask
 from supervisor.ask import Ask
 from supervisor.errors import Error
+from tests.conftest import Box, Client
 
 
 def test_the_fields_that_decide_a_requests_way_are_read() -> None:
@@ -123,7 +125,7 @@ def test_a_request_costs_the_sequences_it_decodes(members: str, cost: int) -> No
     ],
 )
 def test_a_harmless_body_passes_byte_for_byte(body: bytes) -> None:
-    assert Ask.parse(body).stripped(body) is body
+    assert Ask.parse(body).spliced(body, None) is body
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_a_harmless_body_passes_byte_for_byte(body: bytes) -> None:
 )
 def test_what_a_client_may_not_choose_is_overruled_by_the_last_member(members: str) -> None:
     for body in (b"{%b}" % members.encode(), b" {%b\n} \r\n\t" % members.encode()):
-        sent = Ask.parse(body).stripped(body)
+        sent = Ask.parse(body).spliced(body, None)
         found = json.loads(sent)
         assert (found["id_slot"], found["lora"]) == (-1, [])
         assert sent.startswith(body.rstrip()[:-1].rstrip())
@@ -165,3 +167,58 @@ def test_members_are_added_at_the_end(body: bytes, extended: bytes) -> None:
 
 def test_fields_are_the_whole_body() -> None:
     assert ask.fields(b'{"logprobs": true, "tools": []}') == {"logprobs": True, "tools": []}
+
+
+@pytest.mark.parametrize(
+    ("members", "capped"),
+    [
+        ("", False),
+        ('"max_tokens": 8', False),
+        ('"max_tokens": 9', True),
+        ('"max_completion_tokens": 9', True),
+        ('"n_predict": 9', True),
+        ('"max_tokens": 9.0', True),
+        ('"max_tokens": -1', False),
+        ('"max_tokens": null', False),
+        ('"n_predict": -1, "max_tokens": 9', False),
+        ('"max_completion_tokens": 3, "max_tokens": 9', False),
+        ('"n_predict": null, "max_tokens": 9', True),
+        ('"max_tokens": "many"', False),
+    ],
+)
+def test_an_answer_is_no_longer_than_the_preset_allows(members: str, capped: bool) -> None:
+    body = b"{%b}" % members.encode()
+    sent = Ask.parse(body).spliced(body, 8)
+    assert (sent != body) is capped
+    assert not capped or json.loads(sent)["n_predict"] == 8
+    assert Ask.parse(body).spliced(body, None) is body
+
+
+@pytest.fixture(scope="module")
+def short_answers(real_box: Box) -> Iterator[Client]:
+    """The real engine behind a preset whose answers have 8 tokens at most."""
+    client = real_box.up("--set", "max_tokens=8", "--set", "threads=1", "--set", "context=2048", "--set", "slots=1")
+    yield client
+    assert client.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens"),
+    [
+        ({}, 8),
+        ({"max_tokens": 20}, 8),
+        ({"max_completion_tokens": 20}, 8),
+        ({"n_predict": 20}, 8),
+        ({"max_tokens": -1}, 8),
+        ({"max_tokens": None}, 8),
+        ({"n_predict": -1, "max_tokens": 3}, 8),
+        ({"max_tokens": 3}, 3),
+        ({"max_completion_tokens": 3, "max_tokens": 20}, 3),
+    ],
+)
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
+def test_the_engine_keeps_to_it(short_answers: Client, route: str, asked: dict[str, int | None], tokens: int) -> None:
+    content = {"prompt": "Hello"} if route == "/v1/completions" else {"messages": [{"role": "user", "content": "Hello"}]}
+    with short_answers.http as http:
+        reply = http.post(route, json={"model": "tiny", "ignore_eos": True, **content, **asked})
+    assert reply.json()["usage"]["completion_tokens"] == tokens

@@ -114,7 +114,11 @@ def llmctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["up", "tinny"], Exit.CONFIG, ["error: there is no preset 'tinny'; there are: tiny", "try: llmctl up tiny"]),
+        (
+            ["up", "tinny"],
+            Exit.CONFIG,
+            ["error: there is no preset 'tinny'; there are: balanced_9b, cpu_fallback, tiny, turbo_4b", "try: llmctl up tiny"],
+        ),
         (["up", "tiny", "--set", "slot=2"], Exit.CONFIG, ["error: --set slot: there is no such option", "try: --set slots=…"]),
         (["up", "tiny", "--host", "0.0.0.0"], Exit.USAGE, ["error: ", "try: "]),
         (["up", "tiny"], Exit.ENGINE, ["error: ", "try: llmctl build"]),

@@ -43,6 +43,8 @@ class Nvml:
     class NVMLError(Exception):
         pass
 
+    NVML_CLOCK_SM = 1
+
     def __init__(self, fails_at: str = "", bytes_not_str: bool = False) -> None:
         self.fails_at = fails_at
         self.encode = bytes_not_str
@@ -64,6 +66,8 @@ class Nvml:
                 "nvmlDeviceGetCount": 1,
                 "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=8 << 30, free=7 << 30),
                 "nvmlDeviceGetCudaComputeCapability": (8, 6),
+                "nvmlDeviceGetNumGpuCores": 5888,
+                "nvmlDeviceGetMaxClockInfo": 2100,
             }
             return values.get(name)
 
@@ -75,7 +79,7 @@ def test_a_card(monkeypatch: pytest.MonkeyPatch, bytes_not_str: bool) -> None:
     nvml = Nvml(bytes_not_str=bytes_not_str)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     found = hardware.nvidia_cards()
-    assert found.cards == (hardware.Card(0, "NVIDIA GeForce RTX 3070", "GPU-1", "86", 8 << 30, 7 << 30),)
+    assert found.cards == (hardware.Card(0, "NVIDIA GeForce RTX 3070", "GPU-1", "86", 8 << 30, 7 << 30, 5888, 2100),)
     assert (found.driver, found.no_card, nvml.open) == ("580.95.05", "", 0)
     assert repr(found.cards[0]) == "<Card 0 NVIDIA GeForce RTX 3070 sm_86 7.0 GiB of 8.0 GiB free>"
 
@@ -86,6 +90,19 @@ def test_any_failure_means_no_card(monkeypatch: pytest.MonkeyPatch, call: str) -
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert hardware.nvidia_cards() == hardware.Cards(no_card="Driver/library version mismatch")
     assert nvml.open == 0
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMaxClockInfo"])
+def test_an_old_driver_says_less(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(fails_at=call))
+    (card,) = hardware.nvidia_cards().cards
+    assert 0 in (card.cores, card.clock_mhz)
+    assert card.free_bytes == 7 << 30
+
+
+@pytest.mark.parametrize(("chassis", "laptop"), [("10\n", True), ("31\n", True), ("3\n", False), ("", False), ("desk", False)])
+def test_a_laptop_is_known_by_its_chassis(chassis: str, laptop: bool) -> None:
+    assert hardware.is_laptop(chassis) is laptop
 
 
 def test_this_machine() -> None:

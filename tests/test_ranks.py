@@ -18,21 +18,36 @@ RANKS: tuple[tuple[str, ...], ...] = (
     # 0 words
     ("errors", "units", "paths"),
     # 1 nouns, a frozen value and its one reader
-    ("preset", "hardware", "gguf", "engine", "recipe"),
+    (
+        *("words", "value", "option", "model", "passthrough", "profile", "rules", "sampling", "preset"),
+        *("memory", "hardware", "cards", "ggml", "cursor", "gguf", "architecture", "engine", "recipe"),
+    ),
     # 2 decisions, pure
-    ("argv", "lifecycle", "admission", "ask", "gate", "sse", "meter", "assemble"),
+    (
+        *("layout", "graph", "estimate", "allocation", "budget", "derive", "plan", "argv", "warmup"),
+        *("lifecycle", "admission", "ask", "gate", "sse", "meter", "assemble"),
+    ),
     # 3 effects, one outside thing each
-    ("pip", "source", "toolkit", "toolchain", "launcher", "build", "store", "child", "upstream", "ledger", "rundir"),
+    (
+        *("pip", "source", "toolkit", "toolchain", "launcher", "build", "hub", "store", "headers", "measured", "phantom"),
+        *("child", "trial", "pack", "upstream", "ledger", "rundir"),
+    ),
     # 4 wiring
-    ("connection", "arbiter", "reply", "proxy", "control", "app", "serve"),
+    ("connection", "arbiter", "reply", "proxy", "control", "app", "serve", "order"),
     # 5 edge
-    ("render", "commands", "cli", "docs", "__main__"),
+    ("render", "planning", "commands", "cli", "docs", "__main__"),
 )
 ORDER = [name for rank in RANKS for name in rank]
 RANK = {name: number for number, rank in enumerate(RANKS) for name in rank}
 
 TESTED_IN = {
+    "profile": "test_preset",
+    "ggml": "test_gguf",
+    "cursor": "test_gguf",
+    "derive": "test_plan",
     "recipe": "test_build",
+    "trial": "test_pack",
+    "planning": "test_order",
     "toolchain": "test_build",
     "pip": "test_store",
     "upstream": "test_proxy",
@@ -160,7 +175,7 @@ def test_only_the_edge_prints() -> None:
 def test_only_the_data_files_readers_parse_yaml() -> None:
     """A preset's words would become booleans anywhere else."""
     users = {module_of(path) for path, tree in SOURCES.items() for name, _ in imports(tree) if name.split(".")[0] == "yaml"}
-    assert users <= {"preset", "engine", "recipe", "toolkit"}
+    assert users <= {"words", "engine", "recipe", "toolkit"}
 
 
 def test_the_launcher_stands_alone() -> None:

@@ -21,7 +21,8 @@ import httpx2
 import pytest
 
 from supervisor import rundir
-from supervisor.commands.up import Order
+from supervisor.commands.up import Start
+from supervisor.order import Order
 from supervisor.errors import Error
 from tests import fakes
 from tests.conftest import WAIT_S, Box, until
@@ -30,7 +31,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 Boxes = Callable[..., Box]
 
 
-def serve_in_a_fork(box: Box, order: Order) -> int:
+def serve_in_a_fork(box: Box, order: Start) -> int:
     """The pid of a process that serves ``order`` in the foreground."""
     pid = os.fork()
     if pid:
@@ -70,8 +71,8 @@ def ended(pid: int) -> int:
 def rounds(box: Box, count: int, seed: int) -> None:
     dice = random.Random(seed)
     box.root.mkdir(parents=True)
-    order = Order("tiny", 0, "127.0.0.1", box.model, ("slots=2",), box.home)
-    assert order.argv  # the engine is asked once, not in each round
+    order = Start(Order("tiny", model=box.model, overrides=("slots=2",), home=box.home), "127.0.0.1", 0)
+    assert order.order.argv  # the engine is asked once, not in each round
     for number in range(count):
         pid = serve_in_a_fork(box, order)
         until_s = time.monotonic() + dice.uniform(0, 0.5)

@@ -30,6 +30,27 @@ def command(as_json: bool) -> None:
         for p in found["presets"]
     ]
     render.table(columns, rows)
+    for each in found["presets"]:
+        render.out("")
+        _show_memory(each["name"], each["memory"])
+
+
+def _show_memory(name: str, memory: dict[str, Any]) -> None:
+    """What was planned beside what the engine allocated, for the terms that it names."""
+    for sentence in memory["given_up"]:
+        render.out(f"given up: {sentence}")
+    planned, seen = memory["planned_mib"], memory["allocated_mib"]
+    if seen is None:
+        return
+    rows = []
+    for place, title in (("device", memory["device"]), ("host", "host")):
+        plans, has = planned[place], seen[place]
+        for term in (term for term in plans if term in has):
+            plan = plans[term] + (
+                plans["scratch"] if term == "compute" and place == "device" else 0
+            )  # the engine's line has both
+            rows.append((term, title, round(plan), round(has[term]), f"{has[term] - plan:+.1f}"))
+    render.table(("memory, MiB", "of", "planned", "allocated", "difference"), rows, title=name)
 
 
 def _ask(running: rundir.Instance) -> dict[str, Any]:

@@ -1,108 +1,88 @@
-"""``llmctl up``: preset → engine → model → command line → serve. ``--dry-run`` stops before anything is fetched or started."""
+"""``llmctl up``: plan → fetch → start → serve. ``--dry-run`` stops after the plan."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import json
 import logging
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 
-from supervisor import argv, engine, gguf, hardware, paths, preset, render, rundir, serve, store
+from supervisor import argv, planning, render, rundir, serve
 from supervisor.arbiter import Launch
-from supervisor.engine import Engine
 from supervisor.errors import Error, Exit
-from supervisor.paths import Home
-from supervisor.preset import Preset
+from supervisor.order import Order
 from supervisor.rundir import RunDir
 
 
-@dataclass(frozen=True)
-class Order:
-    """What the command line asks for, and what it comes to."""
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """An order, and where it is to be served."""
 
-    name: str
-    port: int
+    order: Order
     host: str
-    model: Path | None
-    overrides: tuple[str, ...]
-    home: Home = field(default_factory=paths.home)
-
-    @functools.cached_property
-    def preset(self) -> Preset:
-        """The preset, with ``--set`` applied."""
-        return preset.load(self.name, self.home, self.overrides)
-
-    @functools.cached_property
-    def engine(self) -> Engine:
-        """The engine that will run it."""
-        return engine.locate(self.home)
-
-    @property
-    def file(self) -> Path:
-        """The model file, which may not be here yet."""
-        return self.model.absolute() if self.model else store.path(self.home, self.preset.model)
-
-    @functools.cached_property
-    def argv(self) -> tuple[str, ...]:
-        """The llama-server command line."""
-        chosen = self.preset  # before the engine: what is wrong with a preset can be said without one
-        flags = engine.capabilities(self.engine)
-        return argv.render(chosen, self.engine.server, self.file, threads=hardware.physical_cores(), flags=flags)
+    port: int
 
     def words(self) -> list[str]:
-        """The same order as arguments of ``llmctl up``."""
-        given = [self.name, "--port", str(self.port), "--host", self.host]
-        given += [word for override in self.overrides for word in ("--set", override)]
-        return given + (["--model", str(self.model.absolute())] if self.model else [])
+        """The same as arguments of ``llmctl up``."""
+        return [*self.order.words(), "--port", str(self.port), "--host", self.host]
 
-    def fetch(self) -> None:
-        """Have the model here and see that it is one. What would refuse the start anyway is looked at before the download."""
-        if running := rundir.read(self.home.run):
-            raise rundir.busy(self.home.run, running)
+    def prepare(self) -> Start:
+        """Have everything here that a start needs. What would refuse it anyway is looked at before the download."""
+        order = self.order
+        _ = order.preset, order.engine  # in this order: what is wrong with a preset can be said without an engine
+        order.plan.require()
+        _ = order.argv
+        if running := rundir.read(order.home.run):
+            raise rundir.busy(order.home.run, running)
         with serve.bind(self.host, self.port):
             pass
-        if self.model is None:
-            with render.progress() as progress:
-                store.pull(self.home, self.preset.model, progress)
-        gguf.read(self.file)
+        with render.progress() as progress:
+            order.fetch(progress)
+        if not order.plan.header.assumed:
+            return self
+        again = dataclasses.replace(order)  # the true header is here now
+        again.plan.require()
+        return dataclasses.replace(self, order=again)
+
+    def launch(self, owned: RunDir) -> Launch:
+        """How to start the child."""
+        order = self.order
+        folder, log = owned.child_folder(order.name), order.home.logs / f"{order.name}.log"
+        return Launch(order.plan, order.argv, argv.environment(os.environ, folder), folder, log, order.remember)
 
     def serve(self, *, foreground: bool, ready: serve.Ready) -> None:
         """Serve until told to stop."""
-
-        def launches(owned: RunDir) -> Sequence[Launch]:
-            folder = owned.child_folder(self.name)
-            environment = argv.environment(os.environ, folder)
-            return [Launch(self.preset, self.argv, environment, folder, self.home.logs / f"{self.name}.log")]
-
-        title = self.engine.title
-        serve.run(serve.Service(self.home, launches, (self.name,), title, self.host, self.port, foreground), ready=ready)
+        order = self.order
+        _ = order.argv  # the engine and what it can do, before anything is claimed
+        title, names = order.engine.title, (order.name,)
+        service = serve.Service(order.home, lambda owned: [self.launch(owned)], names, title, self.host, self.port, foreground)
+        serve.run(service, ready=ready)
 
 
 @click.command("up")
 @click.argument("name", metavar="PRESET")
+@planning.choices
 @click.option("--port", default=serve.DEFAULT_PORT, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
 @click.option("--host", default="localhost", show_default=True, help="Loopback only, until llmctl has keys.")
-@click.option("--model", type=click.Path(path_type=Path), help="Another GGUF file in the place of the preset's.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override an option of the preset; may be repeated.")
 @click.option("--detach", is_flag=True, help="Return when it is ready; it goes on in the background.")
-@click.option("--dry-run", is_flag=True, help="Print the llama-server command line and stop.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and the llama-server command line, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="With --detach or --dry-run: the result as JSON.")
 @click.option("--ready-fd", type=int, hidden=True, help="Where --detach's other half says how it went.")
 def command(
     name: str,
+    context: str | None,
+    mode: str | None,
+    overrides: tuple[str, ...],
+    model: Path | None,
     port: int,
     host: str,
-    model: Path | None,
-    overrides: tuple[str, ...],
     detach: bool,
     dry_run: bool,
     as_json: bool,
@@ -110,30 +90,40 @@ def command(
 ) -> None:
     """Serve PRESET as an OpenAI endpoint, in the foreground. Ctrl-C drains, twice forces.
 
-    \b
-    llmctl up tiny
-    llmctl up tiny --port 9000 --set slots=2
+      \b
+      llmctl up tiny
+      llmctl up tiny --port 9000 --set slots=2
+    llmctl up turbo_4b --context long
     """
-    order = Order(name, port, host, model, overrides)
+    start = Start(Order(name, context=context, mode=mode, overrides=overrides, model=model, online=not dry_run), host, port)
     if ready_fd is not None:
         _log_to_stderr()
-        _report(ready_fd, order)
+        _report(ready_fd, start)
         return
     serve.check_host(host)
     if as_json and not (detach or dry_run):
         raise click.UsageError("--json goes with --detach or --dry-run")
     if dry_run:
-        render.as_json({"argv": list(order.argv)}) if as_json else render.out(shlex.join(order.argv))
+        _dry_run(start.order, as_json=as_json)
         return
-    _ = order.argv  # a preset or an engine that can't do is known before anything is fetched
-    order.fetch()
+    start = start.prepare()
     if detach:
         render.say(f"starting {name}, llmctl logs {name} says how far it is")
-        address = _detach(order)
+        address = _detach(start)
         render.as_json({"address": address, "model": name}) if as_json else _welcome(name, address, "llmctl down stops it.")
         return
     _log_to_stderr()
-    order.serve(foreground=True, ready=lambda address: _welcome(name, address, "Ctrl-C stops it."))
+    start.serve(foreground=True, ready=lambda address: _welcome(name, address, "Ctrl-C stops it."))
+
+
+def _dry_run(order: Order, *, as_json: bool) -> None:
+    found = order.plan
+    if as_json:
+        render.as_json(planning.as_dict(found, order.argv))
+    else:
+        planning.show(found)
+        render.out(f"\n{shlex.join(order.argv)}")
+    found.require()
 
 
 def _welcome(name: str, address: str, ending: str) -> None:
@@ -153,14 +143,14 @@ def _log_to_stderr() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _detach(order: Order) -> str:
+def _detach(start: Start) -> str:
     """Start the serving half in a session of its own and wait for its word; returns the address. Its error becomes ours."""
-    logs = order.home.logs
+    logs = start.order.home.logs
     logs.mkdir(parents=True, exist_ok=True)
     read_fd, write_fd = os.pipe()
     with (logs / "llmctl.log").open("ab") as log, os.fdopen(read_fd) as reader:
         other = subprocess.Popen(
-            [sys.executable, "-m", "supervisor", "up", *order.words(), "--ready-fd", str(write_fd)],
+            [sys.executable, "-m", "supervisor", "up", *start.words(), "--ready-fd", str(write_fd)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -183,7 +173,7 @@ def _detach(order: Order) -> str:
     raise Error(word["message"], exit=Exit(word["exit"]), hint=word["hint"])
 
 
-def _report(fd: int, order: Order) -> None:
+def _report(fd: int, start: Start) -> None:
     """Serve; the address or the error goes to ``fd`` as one line of JSON."""
     with os.fdopen(fd, "w") as pipe:
 
@@ -194,7 +184,7 @@ def _report(fd: int, order: Order) -> None:
                     pipe.close()
 
         try:
-            order.serve(foreground=False, ready=lambda address: tell(address=address))
+            start.serve(foreground=False, ready=lambda address: tell(address=address))
         except Error as error:
             tell(message=error.message, hint=error.hint, exit=int(error.exit))
             raise

@@ -1,0 +1,58 @@
+"""What the engine allocated at past starts: one small JSON file a model file and engine, which corrects the next plan.
+
+Only the newest starts are kept. A file that can't be read or written costs a correction and nothing else: the plan is then a prediction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from supervisor.paths import Home
+from supervisor.plan import Allocated
+
+KEEP: Final = 64
+"""Starts a file; each is some 400 bytes."""
+
+
+def identity(file: Path) -> str:
+    """A model file, by what changes when its content does."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return str(file)
+    return f"{file} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def load(home: Home, file: Path, engine: str) -> Sequence[Allocated]:
+    """What ``engine`` (its key) allocated for this model file, newest first."""
+    try:
+        return tuple(Allocated(**each) for each in json.loads(_path(home, file, engine).read_text()))
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def keep(home: Home, file: Path, engine: str, seen: Allocated) -> None:
+    """Add a start, in the place of an earlier one with the same settings."""
+    path = _path(home, file, engine)
+    kept = [seen, *(each for each in load(home, file, engine) if each.settings != seen.settings)][:KEEP]
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps([asdict(each) for each in kept], indent=1))
+        fresh.replace(path)
+
+
+def _folder(home: Home) -> Path:
+    return home.data / "measured"
+
+
+def _path(home: Home, file: Path, engine: str) -> Path:
+    name = hashlib.sha256(f"{identity(file)} {engine}".encode()).hexdigest()[:24]
+    return _folder(home) / f"{name}.json"

@@ -1,0 +1,157 @@
+"""What a command line asks for, and what it comes to: preset → header → plan → engine's command line. Shared by all commands that plan.
+
+Everything is found when it is first asked for, so that what is wrong with a preset can be said without an engine, and a plan for a card
+that isn't here needs neither an engine nor the network.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from supervisor import argv, budget, engine, gguf, hardware, headers, measured, paths, plan, preset, store
+from supervisor.allocation import Allocation
+from supervisor.budget import Budget
+from supervisor.engine import Engine
+from supervisor.errors import Error, Exit
+from supervisor.gguf import Header
+from supervisor.paths import Home
+from supervisor.plan import Allocated, Plan
+from supervisor.preset import Model, Preset
+from supervisor.units import Progress, size
+
+
+@dataclass(frozen=True)
+class Order:
+    """A preset, and how it is to differ from what its file says."""
+
+    name: str
+    context: str | None = None
+    mode: str | None = None
+    overrides: tuple[str, ...] = ()
+    model: Path | None = None
+    """Another file in the place of the preset's."""
+    gpu: str | None = None
+    vram: int | None = None
+    ram: int | None = None
+    online: bool = False
+    """Whether a header may be read from the hub."""
+    home: Home = field(default_factory=paths.home)
+
+    @functools.cached_property
+    def preset(self) -> Preset:
+        """The preset as asked for."""
+        found = preset.load(self.name, self.home, context=self.context, mode=self.mode, overrides=self.overrides)
+        return found.with_file(self.model.absolute()) if self.model else found
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """The engine that will run it."""
+        return engine.locate(self.home)
+
+    @functools.cached_property
+    def known_engine(self) -> Engine | None:
+        """The engine, or None where there is none yet: a plan doesn't need one."""
+        try:
+            return self.engine
+        except Error:
+            return None
+
+    @functools.cached_property
+    def budget(self) -> Budget:
+        """The memory there is."""
+        here = self.preset.device != budget.CPU and not self.elsewhere
+        return budget.make(self.preset.device, hardware.detect(cards=here), gpu=self.gpu, vram=self.vram, ram=self.ram)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is planned for a card that isn't here, so the engine here isn't the one that will run it."""
+        return self.gpu is not None or self.vram is not None
+
+    @functools.cached_property
+    def headers(self) -> Mapping[Model, Header]:
+        """Of every model that the preset or its fallback names."""
+        return {model: headers.find(self.home, model, online=self.online) for model in self.preset.models}
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """What will run."""
+        known = None if self.elsewhere else self.known_engine
+        return plan.make(self.preset, self.headers, self.budget, engine=known, past={} if known is None else self._past(known))
+
+    def _past(self, known: Engine) -> Mapping[Model, Sequence[Allocated]]:
+        return {model: measured.load(self.home, store.path(self.home, model), known.key) for model in self.preset.models}
+
+    @property
+    def file(self) -> Path:
+        """The model file of the plan, which may not be here yet."""
+        return store.path(self.home, self.plan.preset.model)
+
+    @functools.cached_property
+    def argv(self) -> tuple[str, ...]:
+        """The llama-server command line; without an engine it is not checked against one."""
+        chosen = self.plan.preset  # before the engine: what is wrong with a preset can be said without one
+        known = None if self.elsewhere else self.known_engine
+        server, flags = (known.server, engine.capabilities(known)) if known else (Path(engine.SERVER), None)
+        draft = store.path(self.home, chosen.draft_model) if chosen.draft_model else None
+        return argv.render(chosen, server, self.file, flags=flags, draft=draft)
+
+    def words(self) -> list[str]:
+        """The same order as arguments of ``llmctl up``."""
+        found = [self.name]
+        found += ["--context", self.context] if self.context else []
+        found += ["--mode", self.mode] if self.mode else []
+        found += [word for override in self.overrides for word in ("--set", override)]
+        return found + (["--model", str(self.model.absolute())] if self.model else [])
+
+    def fetch(self, progress: Progress) -> None:
+        """Have the model here and see that it is the one that was planned."""
+        for model in filter(None, (self.plan.preset.model, self.plan.preset.draft_model)):
+            store.pull(self.home, model, progress)
+        check_file(self.plan.preset, headers.local(self.home, self.file), self.file)
+
+    def remember(self, seen: Allocation) -> None:
+        """Keep what the engine allocated, for the next plan."""
+        measured.keep(self.home, self.file, self.engine.key, plan.allocated(self.plan, seen))
+
+
+def check_file(chosen: Preset, header: Header, file: Path) -> None:
+    """Raise :class:`Error` (exit code 6) when the file isn't what the preset takes it for.
+
+    Two repositories of the hub hold different files of the same name, one with an MTP head and one without.
+    """
+    if faults := gguf.faults(header):
+        raise Error(f"{file} can't be loaded: {faults[0]}", exit=Exit.MODEL, hint="another file of the model")
+    if chosen.model.mtp is not None and header.tensors and chosen.model.mtp != header.has_mtp:
+        have, want = ("an", "none") if header.has_mtp else ("no", "one")
+        raise Error(
+            f"{file} has {have} MTP head, and {chosen.name} takes it for a file with {want}",
+            exit=Exit.MODEL,
+            hint="the file of the other repository, or correct the preset's model.mtp",
+        )
+
+
+def never_fits(file: Path, home: Home) -> tuple[str, ...]:
+    """A sentence for each way to run a sound preset file that can't fit this machine, were it empty and everything given up.
+
+    Where the machine has no card, a preset for one is held against the reference card. Raises :class:`Error` where a model's header
+    isn't known.
+    """
+    found, _ = preset.check(file)
+    assert found is not None
+    machine = hardware.detect()
+    sentences = []
+    for context, mode in preset.pairs(found):
+        asked = preset.read(file, context=context or None, mode=mode or None)
+        headers_ = {model: headers.find(home, model) for model in asked.models}
+        best = plan.make(asked, headers_, budget.whole(asked.device, machine))
+        if not best.fits:
+            way = " and ".join(f"{what} {name}" for what, name in (("context", context), ("mode", mode)) if name)
+            gave = f" even with {', '.join(best.given_up)}" if best.given_up else ""
+            need, have = best.device_bytes + (0 if best.budget.cuda else best.host_bytes), best.budget.free_bytes
+            where = f"the {size(have)} of {best.budget.device}" if need > have else f"this machine's {size(machine.total_bytes)}"
+            need = need if need > have else best.host_bytes
+            sentences.append(f"{f'with {way} it' if way else 'it'} can never fit: it takes {size(need)}{gave}, more than {where}")
+    return tuple(sentences)

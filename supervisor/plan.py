@@ -1,0 +1,228 @@
+"""From what is asked to what will run: every number that the engine is told, and why, and whether it fits. Pure.
+
+The order (:func:`make`): (1) what is asked, everything on the device; (2) each rung of the preset's ``fallback``, one after the other,
+still with everything on the device; (3) fewer layers on the card, if the list ends with that; (4) else what does not fit, and by how
+much. Nothing that the list doesn't name is given up.
+
+A configuration is completed before it is judged (:mod:`~supervisor.derive`): threads, the batch, the number of checkpoints. What the
+engine allocated on earlier starts of the same file corrects the prediction (:func:`corrected`): the same flags give the same bytes, and
+other flags at least the same weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Final
+
+from supervisor import architecture, derive, estimate
+from supervisor.allocation import Allocation
+from supervisor.budget import Budget
+from supervisor.engine import Engine
+from supervisor.errors import Error, Exit
+from supervisor.estimate import Estimate, Settings
+from supervisor.gguf import Header
+from supervisor.preset import FEWER_LAYERS, Model, Preset
+from supervisor.units import MIB, size
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """What the engine allocated on an earlier start of a file: bytes a term, as in an estimate, and by what they were decided."""
+
+    settings: str
+    """:func:`fingerprint` of all settings."""
+    weights: str
+    """Of those that decide the weights."""
+    device: Mapping[str, int]
+    host: Mapping[str, int]
+
+
+def fingerprint(settings: Settings, *, weights_only: bool = False) -> str:
+    """What of the settings decides memory, or the weights, as a short text that can be kept and compared."""
+    said = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    said["cpu_flags"] = sorted(settings.cpu_flags)
+    said["mtp"] = settings.speculative == "mtp"
+    if weights_only:
+        said = {name: said[name] for name in ("gpu_layers", "cuda", "cpu_flags", "mtp")}
+    return hashlib.sha256(repr(sorted(said.items())).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will run."""
+
+    preset: Preset
+    """Complete: nothing in it is still to be derived."""
+    header: Header
+    settings: Settings
+    estimate: Estimate
+    budget: Budget
+    given_up: tuple[str, ...]
+    """The rungs that were taken, in words."""
+    reasons: tuple[str, ...]
+    """Where a number comes from that nobody wrote down, and what a reader should doubt."""
+
+    @property
+    def device_bytes(self) -> int:
+        """All terms of the device."""
+        return sum(self.estimate.device.values())
+
+    @property
+    def host_bytes(self) -> int:
+        """All terms of the host."""
+        return sum(self.estimate.host.values())
+
+    @property
+    def lacking_bytes(self) -> int:
+        """By how much it does not fit; 0 when it does."""
+        if self.budget.cuda:
+            short = max(self.device_bytes - self.budget.free_bytes, self.host_bytes - self.budget.host_free_bytes)
+        else:
+            short = self.device_bytes + self.host_bytes - self.budget.free_bytes
+        return max(0, short)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for it."""
+        return self.lacking_bytes == 0
+
+    def require(self) -> None:
+        """Raise :class:`Error` (exit code 4) unless it fits."""
+        if not self.fits:
+            gave = f" with {', '.join(self.given_up)}" if self.given_up else ""
+            need = self.device_bytes + (0 if self.budget.cuda else self.host_bytes)
+            where, free = self.budget.device, self.budget.free_bytes
+            if self.budget.cuda and need <= free:
+                need, where, free = self.host_bytes, "the host", self.budget.host_free_bytes
+            raise Error(
+                f"{self.preset.name} needs {size(need)} of {where}{gave}, and {size(free)} is free: {size(self.lacking_bytes)} too much",
+                exit=Exit.NO_FIT,
+                hint=f"llmctl plan {self.preset.name}, or close what else uses the memory",
+            )
+
+    def __repr__(self) -> str:
+        need, free = self.device_bytes // MIB, self.budget.free_bytes // MIB
+        return f"<Plan {self.preset.name} {need} of {free} MiB, {'fits' if self.fits else 'too much'}>"
+
+
+Headers = Mapping[Model, Header]
+PastByModel = Mapping[Model, Sequence[Allocated]]
+
+
+def make(
+    preset: Preset, headers: Headers, budget: Budget, *, engine: Engine | None = None, past: PastByModel = MappingProxyType({})
+) -> Plan:
+    """Plan ``preset`` for ``budget``. ``headers`` holds one for every model that the preset or a rung of its fallback names.
+
+    Raises :class:`Error` for what no memory would mend: a cache type that the engine has no kernel for, MTP without a head.
+    """
+    for candidate, given_up in _ladder(preset):
+        refuse(candidate, headers[candidate.model], budget, engine)
+        plan = _plan(candidate, headers, budget, past, given_up)
+        if plan.fits:
+            return plan
+    if FEWER_LAYERS in preset.fallback and budget.cuda:
+        every = architecture.read(plan.header).offloadable
+        for layers in range(every - 1, 0, -1):
+            moved = candidate.change({"gpu_layers": str(layers)}, "fallback")
+            plan = _plan(moved, headers, budget, past, (*given_up, f"{every - layers} of {every} layers run on the CPU"))
+            if plan.fits:
+                return plan
+    return plan
+
+
+def _ladder(preset: Preset) -> Iterator[tuple[Preset, tuple[str, ...]]]:
+    """What is asked, and then with one rung more given up each time."""
+    given_up: tuple[str, ...] = ()
+    yield preset, given_up
+    for rung in preset.fallback:
+        if rung != FEWER_LAYERS:
+            before, preset = preset, preset.change(rung.changes, "fallback")
+            given_up = (*given_up, rung.words(before))
+            yield preset, given_up
+
+
+def _plan(preset: Preset, headers: Headers, budget: Budget, past: PastByModel, given_up: tuple[str, ...]) -> Plan:
+    """One configuration, completed and estimated."""
+    header = headers[preset.model]
+    shape = architecture.read(header)
+    draft = headers[preset.draft_model] if preset.draft_model else None
+    preset, reasons = derive.complete(preset, shape, header, budget)
+    settings = derive.settle(preset, shape, budget)
+    found = estimate.make(shape, header, settings, draft=(architecture.read(draft), draft) if draft else None)
+    found, doubts = corrected(found, settings, past.get(preset.model, ()))
+    if shape.rough:
+        doubts = (shape.rough, *doubts)
+    if header.assumed:
+        doubts = ("the file's header was not read yet: its shapes are those of its recipe", *doubts)
+    return Plan(preset, header, settings, found, budget, given_up, (*preset.disagreements, *reasons, *doubts))
+
+
+def refuse(preset: Preset, header: Header, budget: Budget, engine: Engine | None) -> None:
+    """Raise :class:`Error` for what can't run, however much memory there is."""
+    if preset.speculative == "mtp" and not header.has_mtp:
+        raise Error(
+            f"{preset.model.file} has no MTP head, and {preset.name} speculates with one",
+            exit=Exit.MODEL,
+            hint="--set speculative=off, or the file of the MTP repository",
+        )
+    pair = f"{preset.cache_type_k}-{preset.cache_type_v}"
+    if preset.cache_type_v not in ("f32", "f16", "bf16") and preset.flash_attention == "off":
+        raise Error(
+            f"a V cache of {preset.cache_type_v} needs flash attention, which is off",
+            exit=Exit.CONFIG,
+            hint="--set flash_attention=on",
+        )
+    if not budget.cuda or engine is None:
+        return
+    if not engine.cuda and engine.key != "external":
+        raise Error(
+            f"{preset.name} runs on {preset.device} and the engine {engine.key} was built without CUDA",
+            exit=Exit.ENGINE,
+            hint="llmctl build",
+        )
+    if engine.fa_pairs and preset.flash_attention != "off" and pair not in engine.fa_pairs:
+        known = ", ".join(engine.fa_pairs)
+        raise Error(
+            f"the engine {engine.key} has no flash-attention kernel for a K cache of {preset.cache_type_k} with a V cache of "
+            f"{preset.cache_type_v}; it has: {known}",
+            exit=Exit.CONFIG,
+            hint=f"--set cache_type_v={preset.cache_type_k}",
+        )
+
+
+def allocated(plan: Plan, seen: Allocation) -> Allocated:
+    """What a start of this plan allocated, to be kept. The engine's compute buffer includes the scratch that a plan names apart."""
+    device = dict(seen.device)
+    if "compute" in device:
+        device["scratch"] = 0
+    return Allocated(fingerprint(plan.settings), fingerprint(plan.settings, weights_only=True), device, dict(seen.host))
+
+
+def corrected(found: Estimate, settings: Settings, past: Sequence[Allocated]) -> tuple[Estimate, tuple[str, ...]]:
+    """The estimate, with what the engine allocated before in the place of what was predicted.
+
+    (1) It ran with these very settings: every term it reported. (2) It ran with others: the weights, which don't depend on them
+    while the same layers are on the card and MTP's block is loaded or not as before.
+    """
+    whole, weights = fingerprint(settings), fingerprint(settings, weights_only=True)
+    seen = next((each for each in past if each.settings == whole), None)
+    words, terms = (
+        "the memory is what the engine allocated before, with the same flags",
+        frozenset((*found.device, *found.host)),
+    )  # (1)
+    if seen is None:
+        seen = next((each for each in past if each.weights == weights), None)
+        words, terms = "the weights' memory is what the engine allocated before", WEIGHTS  # (2)
+    if seen is None:
+        return found, ()
+    device = {term: seen.device.get(term, value) if term in terms else value for term, value in found.device.items()}
+    host = {term: seen.host.get(term, value) if term in terms else value for term, value in found.host.items()}
+    return replace(found, device=device, host=host), (words,)
+
+
+WEIGHTS: Final = frozenset(("weights", "repacked", "embedding", "layers"))
+"""The terms of an estimate that only the file and the placement decide."""

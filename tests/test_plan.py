@@ -1,0 +1,228 @@
+"""What will run: the order in which things are given up, what is refused, what earlier starts correct, and the recorded plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from supervisor import budget, derive, headers, plan, preset
+from supervisor.allocation import Allocation
+from supervisor.engine import Engine
+from supervisor.errors import Error, Exit
+from supervisor.gguf import Header
+from supervisor.model import Model
+from supervisor.plan import Plan
+from supervisor.preset import Preset
+from supervisor.units import GIB, MIB
+from tests import plans
+from tests.plans import NOWHERE, machine
+
+
+def load(name: str = "turbo_4b", **asked: Any) -> Preset:
+    return preset.load(name, NOWHERE, **asked)
+
+
+def known(asked: Preset) -> dict[Model, Header]:
+    return {model: headers.find(NOWHERE, model) for model in asked.models}
+
+
+def make(asked: Preset, free_mib: int = 7670, *, host_gib: float = 12, **more: Any) -> Plan:
+    """A plan for an RTX 3070 with so much free."""
+    where = budget.make("CUDA0", machine(16, host_gib), gpu="rtx3070", vram=free_mib * MIB)
+    return plan.make(asked, known(asked), where, **more)
+
+
+def engine(**more: Any) -> Engine:
+    facts: dict[str, Any] = {"cuda": "13.0", "arch": "86", "fa_pairs": ("f16-f16", "q8_0-q8_0", "q4_0-q4_0")}
+    return Engine(plans.FILE, "abc", "native", 11312, "0c1e57098", **(facts | more))
+
+
+def test_the_recorded_plans() -> None:
+    """Every shipped preset, context and mode on every machine. After a wanted change: ``python -m tests.plans``, and read the diff."""
+    recorded = plans.FILE.read_text().splitlines()
+    assert list(plans.lines()) == recorded
+    assert not [line for line in recorded if "| fits |" not in line]
+
+
+def test_with_room_for_it_nothing_is_given_up() -> None:
+    found = make(load())
+    assert (found.fits, found.given_up, found.preset.context, found.preset.speculative) == (True, (), 65536, "mtp")
+    assert found.device_bytes == sum(found.estimate.device.values())
+
+
+def test_rungs_are_given_up_in_their_order_each_on_top_of_the_last() -> None:
+    free = 8000
+    seen: list[tuple[str, ...]] = []
+    while free > 3000:
+        found = make(load(), free)
+        if not seen or found.given_up != seen[-1]:
+            seen.append(found.given_up)
+        free -= 50
+    rungs = (
+        "cache_type_k f16 → q8_0, cache_type_v f16 → q8_0, speculative mtp → off",
+        "context 65536 → 32768",
+        "context 32768 → 16384",
+    )
+    assert seen[:4] == [rungs[:count] for count in range(4)]
+    assert all(given[:3] == rungs and "layers run on the CPU" in given[3] for given in seen[4:])
+    assert len(seen) > 5
+
+
+def test_layers_leave_the_card_one_by_one_and_last() -> None:
+    found = make(load(), 3000)
+    assert found.fits
+    assert found.given_up[-1].endswith("of 34 layers run on the CPU")
+    layers = int(found.preset.gpu_layers)
+    more = replace(found.settings, gpu_layers=layers + 1)
+    assert 0 < layers < 34
+    taken = plan.estimate.make(plan.architecture.read(found.header), found.header, more)
+    assert sum(taken.device.values()) > 3000 * MIB  # one more would not have fitted
+    assert found.estimate.host["layers"] > 0
+
+
+def test_nothing_outside_the_list_is_given_up() -> None:
+    asked = replace(load(), fallback=())
+    found = make(asked, 4000)
+    assert (found.fits, found.given_up, found.preset.context) == (False, (), 65536)
+    with pytest.raises(Error) as caught:
+        found.require()
+    assert caught.value.exit is Exit.NO_FIT
+    assert caught.value.message == "turbo_4b needs 5.6 GiB of RTX 3070, and 3.9 GiB is free: 1.7 GiB too much"
+
+
+def test_what_never_fits_says_with_what_given_up() -> None:
+    found = make(replace(load("balanced_9b"), fallback=load("balanced_9b").fallback[:2]), 3000)
+    with pytest.raises(Error) as caught:
+        found.require()
+    assert "with model Qwen3.5-9B-Q4_K_M.gguf → Qwen3.5-9B-IQ4_XS.gguf" in caught.value.message
+
+
+def test_the_hosts_memory_counts_too() -> None:
+    found = make(load(), host_gib=1)
+    assert not found.fits
+    with pytest.raises(Error) as caught:
+        found.require()
+    assert "of the host" in caught.value.message
+
+
+def test_on_the_cpu_both_draw_on_the_same_memory() -> None:
+    asked = load("cpu_fallback")
+    need = plan.make(asked, known(asked), budget.make("none", machine(16, 12)))
+    both = need.device_bytes + need.host_bytes
+    for spare, given_up in ((0, False), (-1, True)):
+        where = budget.make("none", machine(16, (both + spare) / GIB))
+        assert bool(plan.make(asked, known(asked), where).given_up) is given_up
+
+
+def test_mtp_needs_a_head() -> None:
+    asked = load()
+    plain = {model: headers.find(NOWHERE, load("cpu_fallback").model) for model in asked.models}
+    with pytest.raises(Error) as caught:
+        plan.make(asked, plain, budget.make("CUDA0", machine(16, 12), gpu="rtx3070"))
+    assert caught.value.message == "Qwen3.5-4B-Q4_K_M.gguf has no MTP head, and turbo_4b speculates with one"
+    assert caught.value.exit is Exit.MODEL
+
+
+def test_cache_types_need_a_kernel() -> None:
+    pair = ("cache_type_k=q8_0", "cache_type_v=q4_0", "speculative=off")
+    with pytest.raises(Error) as caught:
+        make(load(overrides=pair), engine=engine())
+    assert caught.value.message == (
+        "the engine abc has no flash-attention kernel for a K cache of q8_0 with a V cache of q4_0; it has: f16-f16, q8_0-q8_0, q4_0-q4_0"
+    )
+    assert (caught.value.hint, caught.value.exit) == ("--set cache_type_v=q8_0", Exit.CONFIG)
+    assert make(load(overrides=pair), engine=engine(fa_pairs=("q8_0-q4_0",))).fits
+
+
+def test_a_quantised_v_cache_needs_flash_attention() -> None:
+    with pytest.raises(Error) as caught:
+        make(load(overrides=("cache_type_k=q8_0", "cache_type_v=q8_0", "flash_attention=off")))
+    assert "flash" in caught.value.message
+    assert caught.value.exit is Exit.CONFIG
+
+
+def test_a_card_needs_an_engine_for_it() -> None:
+    with pytest.raises(Error) as caught:
+        make(load(), engine=engine(cuda="", arch="", fa_pairs=()))
+    assert caught.value.message == "turbo_4b runs on CUDA0 and the engine abc was built without CUDA"
+    assert (caught.value.hint, caught.value.exit) == ("llmctl build", Exit.ENGINE)
+
+
+# what the preset leaves to the machine
+
+
+def test_threads_are_the_physical_cores_and_half_of_a_laptops() -> None:
+    asked = load("cpu_fallback")
+    for laptop, threads in ((False, 8), (True, 4)):
+        where = budget.make("none", replace(machine(16, 12), laptop=laptop))
+        assert plan.make(asked, known(asked), where).preset.threads == threads
+    assert make(load(), 7670).preset.threads == 8
+
+
+@pytest.mark.parametrize(("cores", "batch"), [(1, 128), (2, 256), (8, 1024), (64, 2048)])
+def test_a_batch_is_about_a_second_of_prefill(cores: int, batch: int) -> None:
+    asked = load("tiny", overrides=("batch=auto",))
+    where = budget.make("none", machine(16, 12, cores))
+    found = plan.make(asked, known(asked), where)
+    rate = derive.prefill_tps(found.header, where, cores)
+    assert found.preset.batch == batch
+    assert found.preset.ubatch == min(batch, 512)
+    assert batch <= rate or batch == derive.LEAST_BATCH
+
+
+def test_checkpoints_fill_their_budget_and_are_at_least_one() -> None:
+    """50.25 MiB each, and 4 KiB a token of context with MTP."""
+    assert make(load(mode="throughput")).preset.checkpoints == 300 // 50.25
+    assert make(load(context="short")).preset.checkpoints == 300 // (50.25 + 64)
+    assert make(load()).preset.checkpoints == 1
+    assert make(load(overrides=("checkpoints=7",))).preset.checkpoints == 7
+    assert make(load(mode="throughput", overrides=("checkpoint_budget=1000",))).preset.checkpoints == 1000 // 50.25
+
+
+def test_a_complete_preset_leaves_nothing_open() -> None:
+    for name in preset.names(NOWHERE):
+        asked = load(name)
+        where = budget.make(asked.device, machine(16, 12), gpu=None if asked.device == "none" else "rtx3070")
+        found = plan.make(asked, known(asked), where)
+        assert not {"auto", "chain"} & {str(value) for key, value in found.preset.values().items() if key != "flash_attention"}
+
+
+# what earlier starts correct
+
+
+def test_the_same_flags_take_what_they_took() -> None:
+    first = make(load())
+    mib = 1.0 * MIB
+    seen = Allocation(
+        {"weights": int(2700 * mib), "kv": int(2048 * mib), "compute": int(150 * mib)}, {"output": int(3 * mib)}, cuda=True
+    )
+    past = {load().model: [plan.allocated(first, seen)]}
+    again = make(load(), past=past)
+    assert again.estimate.device["weights"] == 2700 * MIB
+    assert again.estimate.device["compute"] + again.estimate.device["scratch"] == 150 * MIB
+    assert again.estimate.device["margin"] == first.estimate.device["margin"]
+    assert again.estimate.host["output"] == 3 * MIB
+    assert "the memory is what the engine allocated before, with the same flags" in again.reasons
+
+
+def test_other_flags_take_the_same_weights() -> None:
+    first = make(load())
+    seen = Allocation({"weights": 2700 * MIB, "kv": 1}, {"embedding": 500 * MIB, "output": 1}, cuda=True)
+    past = {load().model: [plan.allocated(first, seen)]}
+    other = make(load(context="short"), past=past)
+    plain = make(load(context="short"))
+    assert (other.estimate.device["weights"], other.estimate.host["embedding"]) == (2700 * MIB, 500 * MIB)
+    assert other.estimate.device["kv"] == plain.estimate.device["kv"]
+    assert other.estimate.host["output"] == plain.estimate.host["output"]
+    without = make(load(mode="throughput"), past=past)  # the head isn't loaded, so these aren't its weights
+    assert without.estimate == make(load(mode="throughput")).estimate
+
+
+def test_a_rung_that_was_tried_before_is_corrected_too() -> None:
+    """The engine took more than was predicted: what seemed to fit doesn't, and the next rung is taken."""
+    first = make(load(), 5800)
+    assert first.given_up == ()
+    seen = Allocation({**first.estimate.device, "compute": 400 * MIB}, {}, cuda=True)
+    assert make(load(), 5800, past={load().model: [plan.allocated(first, seen)]}).given_up != ()
