@@ -4,7 +4,7 @@ PRESET ?= tiny
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help run engine test test-all check check-static fix bench-leaving bench-proxy
+.PHONY: help run engine test test-all check check-static fix bench-leaving bench-memory bench-proxy
 
 help:
 	@echo 'make run [PRESET=tiny]  build the engine once, fetch the model, serve, print the address'
@@ -14,6 +14,7 @@ help:
 	@echo 'make fix                mend format and lint'
 	@echo 'make engine             build llama.cpp for this machine'
 	@echo 'make bench-leaving      how soon the engine is free of a client that left'
+	@echo 'make bench-memory       planned against allocated memory: 64 runs of the engine on models without weights, half an hour'
 	@echo 'make bench-proxy        CPU per streamed chunk and first byte, beside nginx where it is installed'
 
 run: $(VENV)/run engine
@@ -40,6 +41,9 @@ fix: $(VENV)/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m supervisor.docs
+
+bench-memory: $(VENV)/dev engine
+	$(BIN)/python -m bench.memory
 
 bench-proxy: $(VENV)/dev
 	$(BIN)/python -m bench.proxy

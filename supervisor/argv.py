@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from supervisor import passthrough
-from supervisor.engine import Flags
 from supervisor.errors import Error, Exit
 from supervisor.option import AUTO, CHAIN, applies, options
 from supervisor.preset import Preset
+
+if TYPE_CHECKING:
+    from supervisor.engine import Flags
 
 SOCKET: Final = "child.sock"
 """The child's socket, relative to its working folder: a Unix socket's path may have 107 bytes, the folder's may be longer."""

@@ -39,6 +39,18 @@ def presets() -> str:
     return "\n".join(rows)
 
 
+def memory() -> str:
+    """How far the estimate is from what the engine allocated, in the runs that were recorded."""
+    from bench import memory as bench  # the one way round: what is measured is bench's, and the page is made of it
+
+    kept = bench.recorded()
+    drawn = sum(len(each.rows) for each in kept if each.drawn)
+    rows = ["| of the memory | runs | most over, MiB | most under, MiB | in percent |", "|---|---|---|---|---|"]
+    rows += [f"| {' | '.join(map(str, line))} |" for line in bench.summary(kept)]
+    count = sum(len(each.rows) for each in kept)
+    return f"{count} runs of {kept[0].engine}, {drawn} of them drawn by chance:\n\n" + "\n".join(rows)
+
+
 def states() -> str:
     """The diagram of a child's life, from the table that decides it."""
     edges = [
@@ -49,7 +61,7 @@ def states() -> str:
     return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> STOPPED", *edges, "```"])
 
 
-PARTS: Final[Mapping[str, Callable[[], str]]] = {"options": options, "presets": presets, "states": states}
+PARTS: Final[Mapping[str, Callable[[], str]]] = {"memory": memory, "options": options, "presets": presets, "states": states}
 """Each stands between ``<!-- name -->`` and ``<!-- /name -->``."""
 
 

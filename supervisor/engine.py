@@ -124,6 +124,11 @@ class Engine:
         return self.server.parent
 
     @property
+    def identity(self) -> str:
+        """What distinguishes it from every other: its key, or the path and build of one that we did not build."""
+        return f"{self.server} b{self.build}" if self.key == EXTERNAL else self.key
+
+    @property
     def known(self) -> bool:
         """Whether this is the pinned build that llmctl was tried with."""
         return self.build == pin().build and pin().commit.startswith(self.commit[:9])

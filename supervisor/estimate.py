@@ -262,7 +262,7 @@ def _block(tensor: Tensor) -> int:
 
 
 def _repacked_bytes(tensors: Iterable[Tensor], flags: frozenset[str]) -> int:
-    """Of the copies. The embedding is looked up, not multiplied, and stays as it is; one that is the output matrix too is copied for that."""
+    """Of the copies. The embedding is looked up, not multiplied, and stays as it is, unless it serves as the output matrix too."""
     tensors = tuple(tensors)
     tied = all(tensor.name != "output.weight" for tensor in tensors)
     return sum(

@@ -10,17 +10,20 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from supervisor import argv, budget, engine, gguf, hardware, headers, measured, paths, plan, preset, store
+from supervisor import argv, budget, gguf, hardware, headers, measured, paths, plan, preset, store
 from supervisor.allocation import Allocation
 from supervisor.budget import Budget
-from supervisor.engine import Engine
 from supervisor.errors import Error, Exit
 from supervisor.gguf import Header
 from supervisor.paths import Home
 from supervisor.plan import Allocated, Plan
 from supervisor.preset import Model, Preset
 from supervisor.units import Progress, size
+
+if TYPE_CHECKING:
+    from supervisor.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Order:
     @functools.cached_property
     def engine(self) -> Engine:
         """The engine that will run it."""
+        from supervisor import engine  # which runs processes; a plan for a card that isn't here doesn't
+
         return engine.locate(self.home)
 
     @functools.cached_property
@@ -82,7 +87,7 @@ class Order:
         return plan.make(self.preset, self.headers, self.budget, engine=known, past={} if known is None else self._past(known))
 
     def _past(self, known: Engine) -> Mapping[Model, Sequence[Allocated]]:
-        return {model: measured.load(self.home, store.path(self.home, model), known.key) for model in self.preset.models}
+        return {model: measured.load(self.home, store.path(self.home, model), known.identity) for model in self.preset.models}
 
     @property
     def file(self) -> Path:
@@ -93,8 +98,11 @@ class Order:
     def argv(self) -> tuple[str, ...]:
         """The llama-server command line; without an engine it is not checked against one."""
         chosen = self.plan.preset  # before the engine: what is wrong with a preset can be said without one
-        known = None if self.elsewhere else self.known_engine
-        server, flags = (known.server, engine.capabilities(known)) if known else (Path(engine.SERVER), None)
+        server, flags = Path("llama-server"), None
+        if not self.elsewhere and (known := self.known_engine):
+            from supervisor import engine
+
+            server, flags = known.server, engine.capabilities(known)
         draft = store.path(self.home, chosen.draft_model) if chosen.draft_model else None
         return argv.render(chosen, server, self.file, flags=flags, draft=draft)
 
@@ -114,7 +122,7 @@ class Order:
 
     def remember(self, seen: Allocation) -> None:
         """Keep what the engine allocated, for the next plan."""
-        measured.keep(self.home, self.file, self.engine.key, plan.allocated(self.plan, seen))
+        measured.keep(self.home, self.file, self.engine.identity, plan.allocated(self.plan, seen))
 
 
 def check_file(chosen: Preset, header: Header, file: Path) -> None:

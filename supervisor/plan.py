@@ -15,17 +15,19 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from supervisor import architecture, derive, estimate
 from supervisor.allocation import Allocation
 from supervisor.budget import Budget
-from supervisor.engine import Engine
 from supervisor.errors import Error, Exit
 from supervisor.estimate import Estimate, Settings
 from supervisor.gguf import Header
 from supervisor.preset import FEWER_LAYERS, Model, Preset
 from supervisor.units import MIB, size
+
+if TYPE_CHECKING:
+    from supervisor.engine import Engine  # a plan for a card that isn't here needs no engine, nor the time to import it
 
 
 @dataclass(frozen=True, slots=True)

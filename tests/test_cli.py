@@ -11,7 +11,6 @@ import pytest
 
 from supervisor import cli
 
-
 HEAVY = {"uvicorn", "starlette", "httpx2", "pynvml", "pydantic", "asyncio", "rich", "sqlite3", "ssl"}
 """Each takes as long to import as everything that these commands do."""
 

@@ -22,8 +22,8 @@ import pytest
 
 from supervisor import rundir
 from supervisor.commands.up import Start
-from supervisor.order import Order
 from supervisor.errors import Error
+from supervisor.order import Order
 from tests import fakes
 from tests.conftest import WAIT_S, Box, until
 
