@@ -49,6 +49,7 @@ class Proxy:
     async def _answer(self, client: Connection, route: assemble.Route, body: bytes, send: Send) -> None:
         ask = Ask.parse(body)
         ward = self._arbiter.ward(ask.model)
+        self._check_kind(ward, route)
         row = self._ledger.open(ward.name, route, stream=ask.streams)
         answer = _choose(ask, body, route)(client, send, row)
         ticket = Ticket(ask.cost)
@@ -76,6 +77,20 @@ class Proxy:
         finally:
             self._leave(ward, ticket)
             self._ledger.close(row, answer.measure)
+
+    def _check_kind(self, ward: Ward, route: str) -> None:
+        """Raise :class:`Error` (HTTP 400) when the preset doesn't generate text, naming one that does."""
+        kind = ward.launch.preset.kind
+        if kind == "chat":
+            return
+        fit = next((name for name, other in self._arbiter.wards.items() if other.launch.preset.kind == "chat"), None)
+        raise Error(
+            f"{ward.name} is a preset for {kind}, and {route} wants one for chat",
+            exit=Exit.USAGE,
+            hint=f'"model": "{fit}"' if fit else "llmctl up a preset for chat",
+            status=400,
+            code="wrong_kind",
+        )
 
     async def _enter(self, ward: Ward, ticket: Ticket) -> None:
         """Wait for a place at the child. Raises :class:`Error` (HTTP 429) when the queue is full."""

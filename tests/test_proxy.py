@@ -369,3 +369,15 @@ def _settled(process: psutil.Process) -> int:
         last = now
         time.sleep(0.1)
     return int(process.memory_info().rss)
+
+
+@pytest.mark.parametrize("kind", ["embedding", "rerank"])
+def test_a_preset_that_does_not_chat_says_so(real_box: Box, kind: str) -> None:
+    """It starts and is warmed up by a request of its own kind, in the real engine."""
+    client = real_box.up("--set", f"kind={kind}", "--set", "threads=1", "--set", "context=1024", "--set", "slots=1")
+    with client.http as http:
+        reply = http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO})
+    assert client.stop() == 0
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "wrong_kind")
+    assert error["message"] == f"tiny is a preset for {kind}, and /v1/chat/completions wants one for chat"
