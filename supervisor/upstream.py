@@ -217,7 +217,7 @@ def _refused(name: str, question: Question, reply: httpx2.Response) -> Error:
     return Error(
         f"{name} refused {question.about}: {said}",
         exit=Exit.CONFIG if fault else Exit.CHILD,
-        hint=f"llmctl show {name}" if fault else "llmctl logs",
+        hint=question.hint if fault else "llmctl logs",
     )
 
 

@@ -28,14 +28,16 @@ class Question:
     body: dict[str, Any]
     about: str
     """What it evaluates, in a refusal's words."""
+    hint: str
+    """What to try when it is refused as a fault of the request."""
 
 
 def questions(preset: Preset) -> tuple[Question, ...]:
     """What to ask, in order; the last leaves its prompt in the cache of the slot that the first client gets."""
     if preset.kind == "embedding":
-        return (Question("/v1/embeddings", {"input": "Hello"}, "its warm-up"),)
+        return (Question("/v1/embeddings", {"input": "Hello"}, "its warm-up", "--set pooling=mean"),)
     if preset.kind == "rerank":
-        return (Question("/v1/rerank", {"query": "Hello", "documents": ["Hello"]}, "its warm-up"),)
+        return (Question("/v1/rerank", {"query": "Hello", "documents": ["Hello"]}, "its warm-up", "a rerank model"),)
     if preset.device == "none":
         prompt, answer = CPU_TOKENS, CPU_TOKENS
     else:
@@ -43,8 +45,16 @@ def questions(preset: Preset) -> tuple[Question, ...]:
         answer = draft + 2
         prompt = min(preset.ubatch, preset.slot_context - answer)
     body = {"prompt": [_TOKEN] * prompt, "n_predict": answer, "ignore_eos": True, "cache_prompt": False}
-    first = Question("/completion", body, "its warm-up")
+    first = Question("/completion", body, "its warm-up", f"llmctl show {preset.name}")
     if not preset.warm_prompt:
         return (first,)
     messages = [{"role": "system", "content": preset.warm_prompt}, {"role": "user", "content": "Hello"}]
-    return (first, Question("/v1/chat/completions", {"messages": messages, "max_tokens": 1}, "its warm_prompt"))
+    return (
+        first,
+        Question(
+            "/v1/chat/completions",
+            {"messages": messages, "max_tokens": 1},
+            "its warm_prompt",
+            "a shorter warm_prompt, or more context",
+        ),
+    )

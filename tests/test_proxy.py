@@ -371,13 +371,23 @@ def _settled(process: psutil.Process) -> int:
     return int(process.memory_info().rss)
 
 
-@pytest.mark.parametrize("kind", ["embedding", "rerank"])
-def test_a_preset_that_does_not_chat_says_so(real_box: Box, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "pooling"), [("embedding", "mean"), ("rerank", "model")])
+def test_a_preset_that_does_not_chat_says_so(real_box: Box, kind: str, pooling: str) -> None:
     """It starts and is warmed up by a request of its own kind, in the real engine."""
-    client = real_box.up("--set", f"kind={kind}", "--set", "threads=1", "--set", "context=1024", "--set", "slots=1")
+    client = real_box.up(
+        "--set", f"kind={kind}", "--set", f"pooling={pooling}", "--set", "threads=1", "--set", "context=1024", "--set", "slots=1"
+    )
     with client.http as http:
         reply = http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO})
     assert client.stop() == 0
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "wrong_kind")
     assert error["message"] == f"tiny is a preset for {kind}, and /v1/chat/completions wants one for chat"
+
+
+def test_an_embedding_preset_of_a_chat_model_is_told_to_name_its_pooling(real_box: Box) -> None:
+    done = real_box.llmctl("up", "tiny", "--port", "0", "--detach", "--model", str(real_box.model), "--set", "kind=embedding")
+    assert done.returncode == 8
+    *_, error, hint = done.stderr.splitlines()
+    assert "tiny refused its warm-up: Pooling type 'none' is not OAI compatible" in error
+    assert hint == "try: --set pooling=mean"
