@@ -1,8 +1,8 @@
 """The memory estimate against the engine: ``python -m bench.memory``, or with ``--drawn 20 --seed 7`` cases nobody chose.
 
-Each case is one start of llama-server on a phantom (a true header over a sparse, empty body, see ``supervisor.phantom``), with every flag
-written out and no request sent. Its log says what it allocated; ``/proc`` says how much of its memory is no file's. Both stand beside the
-estimate. Starts are one after the other, and one that the machine has no room for is left out and named.
+Each case is one start of llama-server on a phantom (a true header over a sparse, empty body, see ``supervisor.phantom``), with the flags
+that llmctl gives it and one short request (``supervisor.trial``). Its log says what it allocated; ``/proc`` says how much of its memory is
+no file's. Both stand beside the estimate. Starts are one after the other, and one that the machine has no room for is left out and named.
 
 ``--save FILE`` keeps what was measured, for ``tests/test_estimate.py``. ``--recorded`` compares what was kept, and starts nothing.
 """
@@ -13,18 +13,15 @@ import argparse
 import dataclasses
 import itertools
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from supervisor import allocation, architecture, argv, engine, estimate, gguf, hardware, launcher, paths, phantom, render
+from supervisor import architecture, engine, estimate, gguf, hardware, paths, phantom, render, trial
 from supervisor.allocation import Allocation
 from supervisor.estimate import Estimate, Settings, Speculative
 from supervisor.gguf import Header
@@ -35,8 +32,6 @@ HEADERS: Final = RECORDED / "headers"
 TERMS: Final = ("weights", "kv", "state", "compute", "draft", "repacked", "output")
 """What the engine's log names of a plan without a card."""
 EXACT: Final = ("weights", "kv", "state")
-READY: Final = "llama_server: listening on"
-START_S: Final = 240.0
 SPARE_BYTES: Final = 2048 * MIB
 """Left to others on this machine."""
 SIZES: Final = ("0.8b", "2b", "4b", "9b")
@@ -68,7 +63,7 @@ class Row:
     case: Case
     mib: Mapping[str, float]
     anonymous_mib: float
-    """``RssAnon`` of the server when it was ready."""
+    """``RssAnon`` of the server after its first answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,64 +211,8 @@ def errors(row: Row, cpu_flags: frozenset[str]) -> dict[str, Error]:
 
 def run(server: Path, model: Path, case: Case) -> Row:
     """Start the case, read what it took, stop it. The server dies with this thread."""
-    with tempfile.TemporaryDirectory(prefix="llmctl-") as scratch:
-        folder = Path(scratch)
-        log = folder / "log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                launcher.command(*_command(server, model, case.settings)),
-                cwd=folder,
-                env=argv.environment(os.environ, folder),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-        try:
-            _wait(process, log)
-            anonymous = _anonymous_mib(process.pid)
-        finally:
-            process.kill()
-            process.wait()
-        found = allocation.parse(log.read_text(errors="replace"))
-        assert found is not None, "the log names no buffer"
-        return Row(case, measured(found), anonymous)
-
-
-def _command(server: Path, model: Path, settings: Settings) -> list[str]:
-    words = [
-        str(server),
-        "--model",
-        str(model),
-        "--host",
-        argv.SOCKET,
-        "--fit",
-        "off",
-        "--log-verbosity",
-        "4",
-        "--log-colors",
-        "off",
-    ]
-    words += ["--no-warmup", "--device", "none", "--ctx-size", str(settings.context), "--parallel", str(settings.slots)]
-    words += ["--kv-unified" if settings.unified else "--no-kv-unified"]
-    words += ["--batch-size", str(settings.batch), "--ubatch-size", str(settings.ubatch)]
-    words += ["--cache-type-k", settings.cache_type_k, "--cache-type-v", settings.cache_type_v]
-    words += ["--flash-attn", "on" if settings.flash_attention else "off"]
-    kind = {"off": "none", "mtp": "draft-mtp", "ngram": "ngram-mod", "draft": "draft-simple"}[settings.speculative]
-    words += ["--spec-type", kind]
-    return words + (["--spec-draft-n-max", str(settings.draft_length)] if settings.speculative == "mtp" else [])
-
-
-def _wait(process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while READY not in (text := log.read_text(errors="replace")):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError("llama-server did not get ready: " + "\n".join(text.splitlines()[-5:]))
-        time.sleep(0.05)
-
-
-def _anonymous_mib(pid: int) -> float:
-    lines = Path("/proc", str(pid), "status").read_text().splitlines()
-    return next(int(line.split()[1]) / KIB for line in lines if line.startswith("RssAnon:"))
+    found = trial.run(server, model, case.settings, device="none", threads=hardware.physical_cores())
+    return Row(case, measured(found.allocation), found.anonymous_bytes / MIB)
 
 
 def _available_bytes() -> int:

@@ -1,9 +1,9 @@
 """A trial: one llama-server started to see what it takes, beside what was planned for it.
 
-A start is the engine's own process with every flag written out, on a socket in a folder of its own. Its log says what it asked for, by
-buffer; the driver says what the process holds on the card, which is more (the CUDA context, cuBLAS, pools that grow); ``/proc`` says
-what it holds in RAM. All are read after a first answer, because what is taken lazily is taken then (llama.cpp#23903), and before it is
-stopped. A start that fails raises, with the engine's own words.
+A start is the engine's own process with the flags that llmctl gives it, on a socket in a folder of its own. Its log says what it asked
+for, by buffer; the driver says what the process holds on the card, which is more (the CUDA context, cuBLAS, pools that grow); ``/proc``
+says what it holds in RAM. All are read after a first answer, because what is taken lazily is taken then (llama.cpp#23903), and before it
+is stopped. A start that fails raises, with the engine's own words.
 
 Models are phantoms: a header is all that a trial needs.
 """
@@ -22,11 +22,12 @@ from typing import Any, Final, TypeVar
 
 import httpx2
 
-from supervisor import allocation, architecture, argv, estimate, launcher, lifecycle
+from supervisor import allocation, argv, launcher, lifecycle, sampling
 from supervisor.allocation import Allocation
+from supervisor.architecture import Architecture
 from supervisor.errors import Error, Exit
-from supervisor.estimate import Estimate, Settings
-from supervisor.gguf import Header
+from supervisor.estimate import Settings
+from supervisor.preset import Model, Preset
 from supervisor.units import KIB
 
 T = TypeVar("T")
@@ -38,6 +39,8 @@ CPU_TOKENS: Final = 8
 CHECKPOINTS: Final = 1
 CACHE_RAM_MIB: Final = 0
 """Neither is filled by one request; what they may come to take is planned, not tried."""
+READY: Final = "llama_server: listening on"
+"""The last line of a start (tools/server/server.cpp)."""
 READY_TIMEOUT_S: Final = 180.0
 ANSWER_TIMEOUT_S: Final = 120.0
 STOP_S: Final = 3.0
@@ -112,10 +115,9 @@ class Measured:
     """From its start to /health 200."""
 
 
-def planned(header: Header, case: Case, *, cuda: bool, cpu_flags: frozenset[str]) -> Estimate:
-    """What llmctl thinks that the case takes."""
-    shape = architecture.read(header)
-    settings = Settings(
+def settings(case: Case, shape: Architecture, *, cuda: bool, cpu_flags: frozenset[str]) -> Settings:
+    """What of a case decides about memory."""
+    return Settings(
         context=case.context,
         slots=case.slots,
         unified=case.unified,
@@ -132,30 +134,33 @@ def planned(header: Header, case: Case, *, cuda: bool, cpu_flags: frozenset[str]
         cuda=cuda,
         cpu_flags=cpu_flags,
     )
-    return estimate.make(shape, header, settings)
 
 
-def command(server: Path, model: Path, case: Case, *, device: str, threads: int) -> tuple[str, ...]:
-    """The argument vector of a case. ``device`` is a backend device (``CUDA0``), or ``none`` for the CPU."""
-    words = [
-        *(str(server), "--model", str(model), "--host", argv.SOCKET, "--fit", "off"),
-        *("--log-colors", "off", "--log-verbosity", "4"),  # the lines that name what was allocated
-        *("--device", device, "--threads", str(threads)),
-        *("--ctx-size", str(case.context), "--parallel", str(case.slots)),
-        "--kv-unified" if case.unified else "--no-kv-unified",
-        *("--batch-size", str(BATCH), "--ubatch-size", str(case.ubatch), "--flash-attn", "on"),
-        *("--cache-type-k", case.kv, "--cache-type-v", case.kv),
-        *("--cache-ram", str(CACHE_RAM_MIB), "--ctx-checkpoints", str(CHECKPOINTS)),
-    ]
-    if device != "none":
-        words += ["--gpu-layers", "99"]
-    if case.mtp:
-        words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(DRAFT)]
-    return tuple(words)
+def command(server: Path, model: Path, chosen: Settings, *, device: str, threads: int) -> tuple[str, ...]:
+    """The argument vector that llmctl gives a preset of these settings. ``device`` is a backend device (``CUDA0``), or ``none``."""
+    preset = Preset(
+        name="trial",
+        model=Model(model.name, path=str(model)),
+        device=device,
+        threads=threads,
+        context=chosen.context,
+        slots=chosen.slots,
+        unified=chosen.unified,
+        batch=chosen.batch,
+        ubatch=chosen.ubatch,
+        cache_type_k=chosen.cache_type_k,
+        cache_type_v=chosen.cache_type_v,
+        flash_attention="on" if chosen.flash_attention else "off",
+        speculative=chosen.speculative,
+        draft_length=max(1, chosen.draft_length),
+        checkpoints=chosen.checkpoints,
+        cache_ram=chosen.cache_ram_mib,
+    )
+    return argv.render(preset.change(sampling.resolve(preset, ""), "derived"), server, model)
 
 
-def run(server: Path, model: Path, case: Case, *, device: str, threads: int) -> Measured:
-    """Start the case, ask it one thing, read what it took, stop it. Raises Error, exit CHILD, where it doesn't come to an answer.
+def run(server: Path, model: Path, chosen: Settings, *, device: str, threads: int) -> Measured:
+    """Start it, ask it one thing, read what it took, stop it. Raises Error, exit CHILD, where it doesn't come to an answer.
 
     Call it from the main thread: the process dies with the thread that started it. Nothing is left behind, whatever is raised.
     """
@@ -166,7 +171,7 @@ def run(server: Path, model: Path, case: Case, *, device: str, threads: int) -> 
         before_bytes = _cards_used()
         with log.open("wb") as out:
             process = subprocess.Popen(
-                launcher.command(*command(server, model, case, device=device, threads=threads)),
+                launcher.command(*command(server, model, chosen, device=device, threads=threads)),
                 cwd=folder,
                 env=argv.environment(os.environ, folder),
                 stdin=subprocess.DEVNULL,
@@ -174,12 +179,12 @@ def run(server: Path, model: Path, case: Case, *, device: str, threads: int) -> 
                 stderr=subprocess.STDOUT,
             )
         try:
+            _wait(process, log, began + READY_TIMEOUT_S)
+            ready_s = time.monotonic() - began
             transport = httpx2.HTTPTransport(uds=str(folder / argv.SOCKET))
-            with httpx2.Client(transport=transport, base_url="http://child", timeout=ANSWER_TIMEOUT_S) as client:
-                _wait(client, process, log, began + READY_TIMEOUT_S)
-                ready_s = time.monotonic() - began
-                with _child_errors(process, log):
-                    client.post("/completion", json=_question(case, device)).raise_for_status()
+            client = httpx2.Client(transport=transport, base_url="http://child", timeout=ANSWER_TIMEOUT_S)
+            with client, _child_errors(process, log):
+                client.post("/completion", json=_question(chosen, device)).raise_for_status()
             said = allocation.parse(log.read_text(errors="replace"))
             if said is None:
                 raise Error(f"{server} names no buffer in its log", exit=Exit.CHILD, hint="llmctl build")
@@ -193,22 +198,20 @@ def run(server: Path, model: Path, case: Case, *, device: str, threads: int) -> 
             _stop(process)
 
 
-def _question(case: Case, device: str) -> dict[str, object]:
+def _question(chosen: Settings, device: str) -> dict[str, object]:
     """A prompt of one computed batch and an answer of one draft and what follows it; on the CPU a short one of each."""
-    answer = (DRAFT if case.mtp else 0) + 2
-    prompt = CPU_TOKENS if device == "none" else case.ubatch
+    answer = chosen.draft_length + 2
+    prompt = CPU_TOKENS if device == "none" else chosen.ubatch
     return {"prompt": [1] * prompt, "n_predict": answer, "ignore_eos": True, "cache_prompt": False}
 
 
-def _wait(client: httpx2.Client, process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:
-    while True:
+def _wait(process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:
+    """Return when the engine says that it listens: by its log, since a socket that isn't there yet can't be asked."""
+    while READY not in (text := log.read_text(errors="replace")):
         if process.poll() is not None:
             raise _ended(process, log)
-        with contextlib.suppress(httpx2.HTTPError):
-            if client.get("/health", timeout=5.0).status_code == 200:
-                return
         if time.monotonic() > deadline:
-            what = f"llama-server was not ready within {READY_TIMEOUT_S:.0f} s: {lifecycle.last_words(log.read_text(errors='replace'))}"
+            what = f"llama-server was not ready within {READY_TIMEOUT_S:.0f} s: {lifecycle.last_words(text)}"
             raise Error(what, exit=Exit.CHILD, hint="llmctl engine test")
         time.sleep(0.05)
 

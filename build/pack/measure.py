@@ -280,19 +280,22 @@ def one(
     """Plan, write and start one case."""
     import told
 
-    from supervisor import gguf, hardware, trial
+    from supervisor import architecture, estimate, gguf, hardware, trial
     from supervisor.errors import Error, Exit
 
     model = find_model(home, case)
     # By the file's own header: it holds the stock recipe's types, and the published file keeps some tensors at higher ones.
-    plan = trial.planned(gguf.read(model), case, cuda=device != "none", cpu_flags=machine.cpu_flags)
+    header = gguf.read(model)
+    shape = architecture.read(header)
+    chosen = trial.settings(case, shape, cuda=device != "none", cpu_flags=machine.cpu_flags)
+    plan = estimate.make(shape, header, chosen)
     wanted = sum(plan.device.values()) + (sum(plan.host.values()) if device == "none" else 0)
     now = hardware.detect()
     free = now.available_bytes if device == "none" else now.cards[0].free_bytes if now.cards else 0
     if wanted > free:
         what = f"{told.mib(wanted)} MiB are planned, {told.mib(free)} MiB are free"
         raise Error(what, exit=Exit.NO_FIT)
-    found = trial.run(engine.server, model, case, device=device, threads=machine.cores)
+    found = trial.run(engine.server, model, chosen, device=device, threads=machine.cores)
     row = told.of_case(case, plan, found)
     seen = row["card"] or row["buffers"]
     voice.say(f"{case.name}: {seen['planned_mib']} MiB planned, {seen['measured_mib']} measured, {seen['error_percent']:+} %")
