@@ -23,8 +23,9 @@ from typing import Any, Final
 
 from supervisor import architecture, engine, estimate, gguf, hardware, paths, phantom, render, trial
 from supervisor.allocation import Allocation
-from supervisor.estimate import Estimate, Settings, Speculative
+from supervisor.estimate import Estimate, Settings
 from supervisor.gguf import Header
+from supervisor.option import Speculation
 from supervisor.units import KIB, MIB
 
 RECORDED: Final = Path(__file__).parent.parent / "tests" / "data" / "allocations"
@@ -138,7 +139,7 @@ def drawn(count: int, seed: int) -> Iterator[Case]:
     for _ in range(count):
         model = draw.choice(models)
         context = draw.randrange(8 * KIB, 128 * KIB + 1, 512)
-        ways: list[Speculative] = ["off", "off", "ngram"]
+        ways: list[Speculation] = ["off", "off", "ngram"]
         ways += ["mtp", "mtp", "mtp"] if model.endswith("-mtp") else []
         speculative = draw.choice(ways)
         yield _case(
@@ -162,7 +163,7 @@ def _case(
     unified: bool = False,
     ubatch: int = 512,
     flash_attention: bool = True,
-    speculative: Speculative = "off",
+    speculative: Speculation = "off",
     draft_length: int = 0,
 ) -> Case:
     settings = Settings(

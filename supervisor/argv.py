@@ -10,7 +10,7 @@ allow-list, since ``LLAMA_ARG_*`` variables and the user's ``config.ini`` would 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -51,8 +51,10 @@ def render(
         *("--alias", preset.name),
         *("--host", SOCKET),
         *(word for pair in _OWNED for word in pair),
-        *_options(preset),
+        *(word for name in options() if name != "extra_args" for word in words(preset, name)),
     ]
+    late = [name for name in options() if pending(preset, name)]
+    assert not late, f"{late} is still to be worked out: the plan and sampling.resolve give it a number"
     if preset.speculative == "draft":
         assert draft is not None
         ours += ["--spec-draft-model", str(draft)]
@@ -61,17 +63,18 @@ def render(
             if flag not in flags:
                 raise Error(f"the engine {server} has no option {flag}", exit=Exit.ENGINE, hint="llmctl build")
         _check_extra(preset, server, flags)
-    return (str(server), *ours, *preset.extra_args)
+    return (str(server), *ours, *words(preset, "extra_args"))
 
 
-def _options(preset: Preset) -> Iterator[str]:
-    for name, option in options().items():
-        value = getattr(preset, name)
-        if not option.flag or not applies(option, preset):
-            continue
-        assert value != CHAIN, f"{name} is still {CHAIN}: sampling.resolve gives it a number"
-        assert value != AUTO or name in _ENGINES_AUTO, f"{name} is still {AUTO}: the plan gives it a number"
-        yield from option.arguments(value)
+def words(preset: Preset, name: str) -> tuple[str, ...]:
+    """An option's words of the command line; none for what is ours alone, not used here, or still to be worked out."""
+    option = options()[name]
+    return option.arguments(getattr(preset, name)) if applies(option, preset) and not pending(preset, name) else ()
+
+
+def pending(preset: Preset, name: str) -> bool:
+    """Whether an option that is used here still waits for its number."""
+    return name not in _ENGINES_AUTO and getattr(preset, name) in (AUTO, CHAIN) and applies(options()[name], preset)
 
 
 def _check_extra(preset: Preset, server: Path, flags: Flags) -> None:

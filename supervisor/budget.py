@@ -35,6 +35,11 @@ class Budget:
     card: Card | None = None
 
     @property
+    def place(self) -> str:
+        """The device's memory in a sentence."""
+        return self.device if self.cuda else "this machine's memory"
+
+    @property
     def cuda(self) -> bool:
         """Whether the model goes to a card."""
         return self.card is not None

@@ -86,9 +86,13 @@ def main() -> None:
             raise
         render.error(error)
         sys.exit(error.exit)
+    except click.exceptions.NoArgsIsHelpError as error:
+        render.say(error.format_message())
+        sys.exit(Exit.USAGE)
     except click.ClickException as error:
         path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "llmctl"
-        render.error(Error(error.format_message().rstrip(".").lower(), exit=Exit.USAGE, hint=f"{path} --help"))
+        said = error.format_message().rstrip(".")
+        render.error(Error(said[:1].lower() + said[1:], exit=Exit.USAGE, hint=f"{path} --help"))
         sys.exit(Exit.USAGE)
     except click.Abort:
         sys.exit(130)

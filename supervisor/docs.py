@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor import lifecycle, paths, preset, profile
+from supervisor import option as declared
 from supervisor.units import size
 
 README = Path(__file__).parent.parent / "README.md"
@@ -16,7 +17,7 @@ README = Path(__file__).parent.parent / "README.md"
 def options() -> str:
     """The table of a preset's options, and of its blocks."""
     rows = ["| option | default | takes | llama-server | |", "|---|---|---|---|---|"]
-    for option in preset.options().values():
+    for option in declared.options().values():
         default = option.kind.write(option.default)
         flag = f"`{option.flag}`" if option.flag else ""
         takes = f"{option.kind.told} {option.unit}".strip()
@@ -27,15 +28,14 @@ def options() -> str:
 
 def presets() -> str:
     """The table of the shipped presets."""
-    rows = ["| preset | model | context | modes | for |", "|---|---|---|---|---|"]
+    rows = ["| preset | for | model | context | modes |", "|---|---|---|---|---|"]
     for path in sorted(paths.data_folder("presets").glob("*.yaml")):
         made = preset.read(path)
-        first = path.read_text().splitlines()[0].removeprefix("# For ").rstrip(".")
         model = made.model.file.removesuffix(".gguf") + (f", {size(made.model.bytes)}" if made.model.bytes else "")
         sizes = ((name, preset.read(path, context=name)) for name in made.contexts)
         others = [f"{name} {each.context:,}" for name, each in sizes if each.context != made.context]
         context = f"{made.context:,}" + (f" ({', '.join(others)})" if others else "")
-        rows.append(f"| `{made.name}` | {model} | {context} | {', '.join(made.modes)} | {first} |")
+        rows.append(f"| `{made.name}` | {made.machine} | {model} | {context} | {', '.join(made.modes)} |")
     return "\n".join(rows)
 
 

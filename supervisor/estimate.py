@@ -35,11 +35,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from supervisor import ggml, graph
 from supervisor.architecture import Architecture, Layer
 from supervisor.gguf import ALIGNMENT, Header, Tensor
+from supervisor.option import CONTEXT_STEP, Speculation
 from supervisor.units import MIB
 
 CUDA_CONTEXT_BYTES: Final = 140 * MIB
@@ -52,15 +53,11 @@ PROCESS_TOKEN_BYTES: Final = 380
 """Of an entry of the vocabulary with its merge: 362 by SmolLM2 (49,152, 20.9 MiB) and Qwen3.5 (248,320 with all merges, 89.7 MiB)."""
 HEADER_BYTES: Final = round(10.5 * MIB)
 """Of a Qwen3.5 file before its weights: vocabulary and merges."""
-CELLS_PADDED: Final = 256
-"""``GGML_PAD(n_ctx, 256)``, src/llama-context.cpp:290."""
 NGRAM_DRAFT: Final = 64
 """The longest draft of ngram-mod (``--spec-ngram-mod-n-max``): so many rows of logits more a slot (common/speculative.cpp:2336)."""
 NGRAM_TABLE_BYTES: Final = 16 * MIB
 """ngram-mod's own, of all slots together (4 Mi entries, common/speculative.cpp:1876); 15.5 MiB more were resident with it."""
 _CUDA_ALIGNMENT: Final = 128
-
-Speculative = Literal["off", "mtp", "ngram", "draft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ class Settings:
     """What ``auto`` comes to."""
     gpu_layers: int = 0
     """As ``--gpu-layers`` counts (:attr:`Architecture.offloadable`); more than the model has layers is everything."""
-    speculative: Speculative = "off"
+    speculative: Speculation = "off"
     draft_length: int = 0
     """The longest draft of ``mtp`` and ``draft``; ngram's is :data:`NGRAM_DRAFT`."""
     checkpoints: int = 0
@@ -351,5 +348,5 @@ def _row_bytes(layer: Layer, type_k: str, type_v: str) -> int:
     return ggml.BY_NAME[type_k].row_bytes(layer.k_width) + ggml.BY_NAME[type_v].row_bytes(layer.v_width)
 
 
-def _padded(count: int, to: int = CELLS_PADDED) -> int:
+def _padded(count: int, to: int = CONTEXT_STEP) -> int:
     return -(-count // to) * to

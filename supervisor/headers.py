@@ -16,11 +16,11 @@ import os
 from pathlib import Path
 from typing import Final
 
-from supervisor import gguf, paths, store
+from supervisor import gguf, store
 from supervisor.errors import Error, Exit
 from supervisor.gguf import Header
+from supervisor.model import Model
 from supervisor.paths import Home
-from supervisor.preset import Model
 
 FOLDER: Final = "headers"
 
@@ -39,8 +39,8 @@ def find(home: Home, model: Model, *, online: bool = False) -> Header:
 
         with hub.Remote(model.hub.repository, model.hub.revision, model.file) as remote:
             return _keep(kept, gguf.read(remote))
-    if model.header:  # (4)
-        return _load(paths.data_folder("presets") / FOLDER / f"{model.header}.json")
+    if model.header_file:  # (4)
+        return _load(model.header_file)
     if model.path:
         return gguf.read(path)  # which says what is wrong with it
     raise Error(

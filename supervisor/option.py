@@ -15,7 +15,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args
 
 from supervisor.value import Choice, Integer, Kind, List, Number, Switch, Text, Value
 
@@ -23,11 +23,46 @@ AUTO: Final = "auto"
 CHAIN: Final = "chain"
 UNLIMITED: Final = "unlimited"
 CONTEXT_STEP: Final = 256
-"""A slot's context is rounded up to a multiple of this (llama.cpp src/llama-context.cpp:290-303)."""
+"""The context, and then the part of each slot, is rounded up to a multiple of this (llama.cpp src/llama-context.cpp:290-303)."""
+
+Served = Literal["chat", "embedding", "rerank"]
+FlashAttention = Literal["on", "off", "auto"]
+Speculation = Literal["off", "mtp", "ngram", "draft"]
+ChainName = Literal["benchmark", "code", "chat", "creative", "structured"]
 
 _KV_TYPES: Final = Choice(("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"))
 """What ``--cache-type-k`` takes (common/arg.cpp, kv_cache_types)."""
-_TEMPLATE: Final = Text(says="the path of a file", sample="template.jinja")
+_TEMPLATE: Final = Text(says="the path of a file", example="template.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Where an option counts: where another one has one of these words; with ``unless``, where it has none of them."""
+
+    name: str
+    words: tuple[str, ...]
+    unless: bool = False
+
+    def holds(self, chosen: Options) -> bool:
+        """Whether the option counts."""
+        return (self.told(chosen) in self.words) is not self.unless
+
+    def told(self, chosen: Options) -> str:
+        """The other option's word."""
+        return options()[self.name].kind.write(getattr(chosen, self.name))
+
+    @property
+    def remedy(self) -> str:
+        """A word of the other option with which this one counts."""
+        return options()[self.name].kind.example if self.unless else self.words[0]
+
+    def __str__(self) -> str:
+        """``speculative mtp or draft``."""
+        return f"{self.name} {'other than ' * self.unless}{' or '.join(self.words)}"
+
+
+_CHAT: Final = Only("kind", ("chat",))
+_DRAFTING: Final = Only("speculative", ("mtp", "draft"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +78,15 @@ class Option:
     unit: str = ""
     spelled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Words of the command line in place of ``flag word``, for the words that need others; none at all for what is left out."""
-    only: str = ""
-    """The option is passed on only where ``option=word|word`` holds."""
+    only: Only | None = None
+    """The option is passed on only where this holds; None is everywhere."""
     file: bool = False
     """A path: a relative one is meant from the preset's folder, not from the engine's."""
 
     def arguments(self, value: Value) -> tuple[str, ...]:
         """The option on llama-server's command line."""
+        if isinstance(value, tuple):
+            return value
         word = self.kind.write(value)
         if word in self.spelled:
             return self.spelled[word]
@@ -68,7 +105,7 @@ def _switch(flag: str) -> Mapping[str, tuple[str, ...]]:
 
 def _chain(least: float, most: float, help_text: str, flag: str) -> Any:  # noqa: ANN401
     """Declare one value of the sampling chain."""
-    return _option(CHAIN, Number(least, most, (CHAIN,)), help_text, flag=flag, only="kind=chat")
+    return _option(CHAIN, Number(least, most, (CHAIN,)), help_text, flag=flag, only=_CHAT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +113,10 @@ class Options:
     """Every option, with its value. The types here are the values' after reading."""
 
     about: str = _option("", Text(), "one line for people")
-    kind: Literal["chat", "embedding", "rerank"] = _option(
+    machine: str = _option("", Text(), "the machine it is made for, for people")
+    kind: Served = _option(
         "chat",
-        Choice(("chat", "embedding", "rerank")),
+        Choice(get_args(Served)),
         "what it serves",
         flag="--embeddings",
         spelled={"chat": (), "embedding": ("--embeddings",), "rerank": ("--reranking",)},
@@ -89,16 +127,21 @@ class Options:
         "how an embedding is made of a text's tokens; model is the file's own way",
         flag="--pooling",
         spelled={"model": ()},
-        only="kind=embedding|rerank",
+        only=Only("kind", ("embedding", "rerank")),
     )
     device: str = _option(
         "none",
-        Text(r"[A-Za-z][A-Za-z0-9_-]*", "none or a device's name, CUDA0", "none"),
+        Text(r"[A-Za-z][A-Za-z0-9_-]*", "none or a device's name, CUDA0", "CUDA0"),
         "backend device that holds the model: CUDA0; none is the CPU",
         flag="--device",
     )
     gpu_layers: int | Literal["all"] = _option(
-        "all", Integer(0, 999, ("all",)), "layers on the device", flag="--gpu-layers", unit="layers", only="device!=none"
+        "all",
+        Integer(0, 999, ("all",)),
+        "layers on the device",
+        flag="--gpu-layers",
+        unit="layers",
+        only=Only("device", ("none",), unless=True),
     )
     context: int = _option(
         8192, Integer(CONTEXT_STEP, 1 << 20), "KV cache, divided among the slots", flag="--ctx-size", unit="tokens"
@@ -121,15 +164,21 @@ class Options:
         flag="--batch-size",
         unit="tokens",
     )
-    ubatch: int = _option(512, Integer(32, 16384), "tokens computed at once", flag="--ubatch-size", unit="tokens")
+    ubatch: int | Literal["auto"] = _option(
+        AUTO,
+        Integer(32, 16384, (AUTO,)),
+        "tokens computed at once; auto is 512, or the batch where that is less",
+        flag="--ubatch-size",
+        unit="tokens",
+    )
     cache_type_k: str = _option("f16", _KV_TYPES, "type of the K cache", flag="--cache-type-k")
     cache_type_v: str = _option("f16", _KV_TYPES, "type of the V cache", flag="--cache-type-v")
-    flash_attention: Literal["on", "off", "auto"] = _option(
-        "auto", Choice(("on", "off", "auto")), "flash attention; auto is the engine's choice", flag="--flash-attn"
+    flash_attention: FlashAttention = _option(
+        "auto", Choice(get_args(FlashAttention)), "flash attention; auto is the engine's choice", flag="--flash-attn"
     )
-    speculative: Literal["off", "mtp", "ngram", "draft"] = _option(
+    speculative: Speculation = _option(
         "off",
-        Choice(("off", "mtp", "ngram", "draft")),
+        Choice(get_args(Speculation)),
         "guess tokens ahead and verify them in one step: by the model's own MTP head, by what was said before, by a draft model",
         flag="--spec-type",
         spelled={
@@ -140,14 +189,14 @@ class Options:
         },
     )
     draft_length: int = _option(
-        2, Integer(1, 16), "most tokens guessed at once", flag="--spec-draft-n-max", unit="tokens", only="speculative=mtp|draft"
+        2, Integer(1, 16), "most tokens guessed at once", flag="--spec-draft-n-max", unit="tokens", only=_DRAFTING
     )
     draft_min_p: float = _option(
         0.0,
         Number(0, 1),
         "a guess less likely than this ends the draft",
         flag="--spec-draft-p-min",
-        only="speculative=mtp|draft",
+        only=_DRAFTING,
     )
     checkpoints: int | Literal["auto"] = _option(
         AUTO,
@@ -162,10 +211,10 @@ class Options:
         _TEMPLATE,
         "a Jinja chat template in place of the model's own",
         flag="--chat-template-file",
-        only="kind=chat",
+        only=_CHAT,
         file=True,
     )
-    reasoning: bool = _option(False, Switch(), "let the model think before it answers", flag="--reasoning", only="kind=chat")
+    reasoning: bool = _option(False, Switch(), "let the model think before it answers", flag="--reasoning", only=_CHAT)
     reasoning_budget: int | Literal["unlimited"] = _option(
         UNLIMITED,
         Integer(0, 1 << 20, (UNLIMITED,)),
@@ -173,7 +222,7 @@ class Options:
         flag="--reasoning-budget",
         unit="tokens",
         spelled={UNLIMITED: ("--reasoning-budget", "-1")},
-        only="reasoning=on",
+        only=Only("reasoning", ("on",)),
     )
     preserve_reasoning: bool = _option(
         False,
@@ -181,11 +230,11 @@ class Options:
         "keep old thoughts in the prompt",
         flag="--reasoning-preserve",
         spelled=_switch("--reasoning-preserve"),
-        only="kind=chat",
+        only=_CHAT,
     )
-    sampling: Literal["benchmark", "code", "chat", "creative", "structured"] = _option(
+    sampling: ChainName = _option(
         "chat",
-        Choice(("benchmark", "code", "chat", "creative", "structured")),
+        Choice(get_args(ChainName)),
         "chain of sampling values a request starts from; it may set its own",
     )
     temperature: float | Literal["chain"] = _chain(0, 5, "0 is greedy", "--temp")
@@ -196,7 +245,7 @@ class Options:
         "so many of the likeliest tokens; 0 is all",
         flag="--top-k",
         unit="tokens",
-        only="kind=chat",
+        only=_CHAT,
     )
     min_p: float | Literal["chain"] = _chain(0, 1, "none less likely than this part of the likeliest; 0 is all", "--min-p")
     presence_penalty: float | Literal["chain"] = _chain(
@@ -212,7 +261,7 @@ class Options:
         flag="--predict",
         unit="tokens",
         spelled={UNLIMITED: ("--predict", "-1")},
-        only="kind=chat",
+        only=_CHAT,
     )
     warm_prompt: str = _option("", Text(), "a system prompt that is evaluated before the first request comes")
     extra_args: tuple[str, ...] = _option(
@@ -232,8 +281,4 @@ def _declared(each: dataclasses.Field[Any]) -> Option:
 
 def applies(option: Option, chosen: Options) -> bool:
     """Whether the option is passed on, by its ``only`` and the other options' values."""
-    if not option.only:
-        return True
-    name, equals, words = option.only.partition("!=" if "!=" in option.only else "=")
-    word = options()[name].kind.write(getattr(chosen, name))
-    return (word in words.split("|")) is (equals == "=")
+    return option.only is None or option.only.holds(chosen)

@@ -17,10 +17,11 @@ from supervisor.allocation import Allocation
 from supervisor.budget import Budget
 from supervisor.errors import Error, Exit
 from supervisor.gguf import Header
+from supervisor.model import Model
 from supervisor.paths import Home
 from supervisor.plan import Allocated, Plan
-from supervisor.preset import Model, Preset
-from supervisor.units import Progress, size
+from supervisor.preset import Preset
+from supervisor.units import Progress
 
 if TYPE_CHECKING:
     from supervisor.engine import Engine
@@ -141,25 +142,29 @@ def check_file(chosen: Preset, header: Header, file: Path) -> None:
         )
 
 
-def never_fits(file: Path, home: Home) -> tuple[str, ...]:
-    """A sentence for each way to run a sound preset file that can't fit this machine, were it empty and everything given up.
+def never_fits(file: Path, home: Home) -> tuple[tuple[str, ...], str]:
+    """What keeps a sound preset file from ever running here, were the machine empty and everything given up; and why that isn't known.
 
-    Where the machine has no card, a preset for one is held against the reference card. Raises :class:`Error` where a model's header
-    isn't known.
+    A sentence for each way to run it that can't. Where the machine has no card, a preset for one is held against the reference card.
     """
     found, _ = preset.check(file)
     assert found is not None
     machine = hardware.detect()
-    sentences = []
+    sentences: list[str] = []
     for context, mode in preset.pairs(found):
         asked = preset.read(file, context=context or None, mode=mode or None)
-        headers_ = {model: headers.find(home, model) for model in asked.models}
-        best = plan.make(asked, headers_, budget.whole(asked.device, machine))
+        way = " and ".join(f"{what} {name}" for what, name in (("context", context), ("mode", mode)) if name)
+        subject = f"with {way} it" if way else "it"
+        try:
+            known = {model: headers.find(home, model) for model in asked.models}
+        except Error as error:
+            return tuple(sentences), error.message
+        try:
+            best = plan.make(asked, known, budget.whole(asked.device, machine))
+        except Error as error:
+            sentences.append(f"{subject} can't run: {error.message}")
+            continue
         if not best.fits:
-            way = " and ".join(f"{what} {name}" for what, name in (("context", context), ("mode", mode)) if name)
-            gave = f" even with {', '.join(best.given_up)}" if best.given_up else ""
-            need, have = best.device_bytes + (0 if best.budget.cuda else best.host_bytes), best.budget.free_bytes
-            where = f"the {size(have)} of {best.budget.device}" if need > have else f"this machine's {size(machine.total_bytes)}"
-            need = need if need > have else best.host_bytes
-            sentences.append(f"{f'with {way} it' if way else 'it'} can never fit: it takes {size(need)}{gave}, more than {where}")
-    return tuple(sentences)
+            gave = f" even with {'; '.join(best.given_up)}" if best.given_up else ""
+            sentences.append(f"{subject} can never fit: it needs{gave} {best.shortage}")
+    return tuple(sentences), ""

@@ -16,9 +16,6 @@ from typing import Final
 
 from supervisor.option import options
 
-OWNED: Final = ("--model", "--alias", "--host", "--port", "--fit", "--sse-ping-interval")
-"""What the command line always has from llmctl, beside ``--log-…``."""
-
 _SETS: Final = "llmctl sets that itself"
 _DOOR: Final = "that opens a door which llmctl keeps shut"
 _FETCHES: Final = "the model comes from the preset alone"

@@ -1,8 +1,9 @@
 """From what is asked to what will run: every number that the engine is told, and why, and whether it fits. Pure.
 
-The order (:func:`make`): (1) what is asked, everything on the device; (2) each rung of the preset's ``fallback``, one after the other,
-still with everything on the device; (3) fewer layers on the card, if the list ends with that; (4) else what does not fit, and by how
-much. Nothing that the list doesn't name is given up.
+The order (:func:`make`): (1) what is asked, everything on the device; (2) each rung of the preset's ``fallback``, one on top of the
+other, still with everything on the device; (3) fewer layers on the card, if the list ends with that; else what does not fit, where, and
+by how much. Nothing that the list doesn't name is given up, and nothing that wouldn't lessen what is short: a card's shortage isn't
+mended by a smaller prompt cache, nor the host's by a smaller KV cache on the card.
 
 A configuration is completed before it is judged (:mod:`~supervisor.derive`): threads, the batch, the number of checkpoints. What the
 engine allocated on earlier starts of the same file corrects the prediction (:func:`corrected`): the same flags give the same bytes, and
@@ -12,7 +13,7 @@ other flags at least the same weights.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -23,7 +24,9 @@ from supervisor.budget import Budget
 from supervisor.errors import Error, Exit
 from supervisor.estimate import Estimate, Settings
 from supervisor.gguf import Header
-from supervisor.preset import FEWER_LAYERS, Model, Preset
+from supervisor.model import Model
+from supervisor.preset import Preset
+from supervisor.profile import FEWER_LAYERS
 from supervisor.units import MIB, size
 
 if TYPE_CHECKING:
@@ -43,10 +46,11 @@ class Allocated:
 
 
 def fingerprint(settings: Settings, *, weights_only: bool = False) -> str:
-    """What of the settings decides memory, or the weights, as a short text that can be kept and compared."""
-    said = {each.name: getattr(settings, each.name) for each in fields(settings)}
-    said["cpu_flags"] = sorted(settings.cpu_flags)
-    said["mtp"] = settings.speculative == "mtp"
+    """What of the settings decides the engine's buffers, or its weights alone, as a short text that can be kept and compared."""
+    said = {
+        each.name: getattr(settings, each.name) for each in fields(settings) if each.name not in ("checkpoints", "cache_ram_mib")
+    }
+    said |= {"cpu_flags": sorted(settings.cpu_flags), "mtp": settings.speculative == "mtp"}
     if weights_only:
         said = {name: said[name] for name in ("gpu_layers", "cuda", "cpu_flags", "mtp")}
     return hashlib.sha256(repr(sorted(said.items())).encode()).hexdigest()[:16]
@@ -56,6 +60,8 @@ def fingerprint(settings: Settings, *, weights_only: bool = False) -> str:
 class Plan:
     """What will run."""
 
+    asked: Preset
+    """With what was given up, and what the machine decides still open."""
     preset: Preset
     """Complete: nothing in it is still to be derived."""
     header: Header
@@ -78,29 +84,44 @@ class Plan:
         return sum(self.estimate.host.values())
 
     @property
-    def lacking_bytes(self) -> int:
-        """By how much it does not fit; 0 when it does."""
-        if self.budget.cuda:
-            short = max(self.device_bytes - self.budget.free_bytes, self.host_bytes - self.budget.host_free_bytes)
-        else:
-            short = self.device_bytes + self.host_bytes - self.budget.free_bytes
-        return max(0, short)
+    def device_lacks(self) -> int:
+        """Bytes that the device has too few of; on the CPU everything is the device's."""
+        need = self.device_bytes + (0 if self.budget.cuda else self.host_bytes)
+        return max(0, need - self.budget.free_bytes)
+
+    @property
+    def host_lacks(self) -> int:
+        """Bytes that the host has too few of beside a card."""
+        return max(0, self.host_bytes - self.budget.host_free_bytes) if self.budget.cuda else 0
 
     @property
     def fits(self) -> bool:
         """Whether there is room for it."""
-        return self.lacking_bytes == 0
+        return not (self.device_lacks or self.host_lacks)
+
+    @property
+    def shortage(self) -> str:
+        """What does not fit, where and by how much, in words; empty when it fits."""
+        free = self.budget
+        words = []
+        if self.device_lacks:
+            have = free.free_bytes
+            words.append(
+                f"{size(have + self.device_lacks)} of {free.place}, which has {size(have)}: {size(self.device_lacks)} too much"
+            )
+        if self.host_lacks:
+            have = free.host_free_bytes
+            words.append(
+                f"{size(have + self.host_lacks)} of the host's memory, which has {size(have)}: {size(self.host_lacks)} too much"
+            )
+        return " and ".join(words)
 
     def require(self) -> None:
         """Raise :class:`Error` (exit code 4) unless it fits."""
         if not self.fits:
-            gave = f" with {', '.join(self.given_up)}" if self.given_up else ""
-            need = self.device_bytes + (0 if self.budget.cuda else self.host_bytes)
-            where, free = self.budget.device, self.budget.free_bytes
-            if self.budget.cuda and need <= free:
-                need, where, free = self.host_bytes, "the host", self.budget.host_free_bytes
+            gave = f" with {'; '.join(self.given_up)}" if self.given_up else ""
             raise Error(
-                f"{self.preset.name} needs {size(need)} of {where}{gave}, and {size(free)} is free: {size(self.lacking_bytes)} too much",
+                f"{self.preset.name} needs{gave} {self.shortage}",
                 exit=Exit.NO_FIT,
                 hint=f"llmctl plan {self.preset.name}, or close what else uses the memory",
             )
@@ -121,35 +142,49 @@ def make(
 
     Raises :class:`Error` for what no memory would mend: a cache type that the engine has no kernel for, MTP without a head.
     """
-    for candidate, given_up in _ladder(preset):
+
+    def one(candidate: Preset, given_up: tuple[str, ...]) -> Plan:
         refuse(candidate, headers[candidate.model], budget, engine)
-        plan = _plan(candidate, headers, budget, past, given_up)
-        if plan.fits:
-            return plan
-    if FEWER_LAYERS in preset.fallback and budget.cuda:
-        every = architecture.read(plan.header).offloadable
-        for layers in range(every - 1, 0, -1):
-            moved = candidate.change({"gpu_layers": str(layers)}, "fallback")
-            plan = _plan(moved, headers, budget, past, (*given_up, f"{every - layers} of {every} layers run on the CPU"))
-            if plan.fits:
-                return plan
-    return plan
+        return _plan(candidate, headers, budget, past, given_up)
 
-
-def _ladder(preset: Preset) -> Iterator[tuple[Preset, tuple[str, ...]]]:
-    """What is asked, and then with one rung more given up each time."""
-    given_up: tuple[str, ...] = ()
-    yield preset, given_up
+    best = one(preset, ())  # (1)
     for rung in preset.fallback:
-        if rung != FEWER_LAYERS:
-            before, preset = preset, preset.change(rung.changes, "fallback")
-            given_up = (*given_up, rung.words(before))
-            yield preset, given_up
+        if best.fits:
+            return best
+        if rung != FEWER_LAYERS:  # (2)
+            found = one(
+                best.asked.change(rung.changes, "fallback"), (*best.given_up, f"{rung.words(best.asked)} ({_short(best)})")
+            )
+            best = found if _helps(found, best) else best
+        elif best.device_lacks and budget.cuda:  # (3)
+            best = _fewer_layers(best, one)
+    return best
+
+
+def _fewer_layers(full: Plan, one: Callable[[Preset, tuple[str, ...]], Plan]) -> Plan:
+    """The most layers on the card with which it fits; if it fits with none, as it was."""
+    every = architecture.read(full.header).offloadable
+    for layers in range(every - 1, 0, -1):
+        words = f"{every - layers} of {every} layers run on the CPU ({_short(full)})"
+        found = one(full.asked.change({"gpu_layers": str(layers)}, "fallback"), (*full.given_up, words))
+        if not found.device_lacks:
+            return found
+    return full
+
+
+def _helps(found: Plan, before: Plan) -> bool:
+    """Whether it lessens what is short, of the device or of the host. One that doesn't is not given up."""
+    return found.device_lacks < before.device_lacks or found.host_lacks < before.host_lacks
+
+
+def _short(plan: Plan) -> str:
+    """``20 MiB short``."""
+    return f"{max(1, round(max(plan.device_lacks, plan.host_lacks) / MIB)):,} MiB short"
 
 
 def _plan(preset: Preset, headers: Headers, budget: Budget, past: PastByModel, given_up: tuple[str, ...]) -> Plan:
     """One configuration, completed and estimated."""
-    header = headers[preset.model]
+    asked, header = preset, headers[preset.model]
     shape = architecture.read(header)
     draft = headers[preset.draft_model] if preset.draft_model else None
     preset, reasons = derive.complete(preset, shape, header, budget)
@@ -159,8 +194,8 @@ def _plan(preset: Preset, headers: Headers, budget: Budget, past: PastByModel, g
     if shape.rough:
         doubts = (shape.rough, *doubts)
     if header.assumed:
-        doubts = ("the file's header was not read yet: its shapes are those of its recipe", *doubts)
-    return Plan(preset, header, settings, found, budget, given_up, (*preset.disagreements, *reasons, *doubts))
+        doubts = ("the file itself was not read yet, its sizes are those of its recipe: --online reads its header", *doubts)
+    return Plan(asked, preset, header, settings, found, budget, given_up, (*asked.notes, *reasons, *doubts))
 
 
 def refuse(preset: Preset, header: Header, budget: Budget, engine: Engine | None) -> None:
@@ -172,12 +207,6 @@ def refuse(preset: Preset, header: Header, budget: Budget, engine: Engine | None
             hint="--set speculative=off, or the file of the MTP repository",
         )
     pair = f"{preset.cache_type_k}-{preset.cache_type_v}"
-    if preset.cache_type_v not in ("f32", "f16", "bf16") and preset.flash_attention == "off":
-        raise Error(
-            f"a V cache of {preset.cache_type_v} needs flash attention, which is off",
-            exit=Exit.CONFIG,
-            hint="--set flash_attention=on",
-        )
     if not budget.cuda or engine is None:
         return
     if not engine.cuda and engine.key != "external":

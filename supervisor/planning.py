@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -10,6 +10,7 @@ import click
 
 from supervisor import render
 from supervisor.plan import Plan
+from supervisor.preset import Preset
 from supervisor.units import MIB
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -27,7 +28,7 @@ TERMS: Final = {
     "layers": "layers that the CPU computes, with their cache",
     "repacked": "weights in the CPU's own order",
     "output": "logits",
-    "drafted": "what a first draft adds to them",
+    "drafted": "buffers that a first draft takes",
     "checkpoints": "states to return to, at most",
     "prompt_cache": "prompts of idle slots, at most",
     "process": "the engine itself",
@@ -41,9 +42,19 @@ def choices(function: Command) -> Command:
     """The options by which every command that plans lets a preset differ from its file."""
     for option in reversed(
         (
-            click.option("--context", metavar="short|medium|long|N", help="Tokens of context, or one of the preset's sizes."),
+            click.option(
+                "--context",
+                metavar="short|medium|long|N",
+                help="One of the preset's sizes, or so many tokens (16384, 128k), in the smallest size that holds them.",
+            ),
             click.option("--mode", metavar="NAME", help="One of the preset's modes: latency, throughput."),
-            click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override an option; may be repeated."),
+            click.option(
+                "--set",
+                "overrides",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Override an option (llmctl show PRESET lists them); may be repeated.",
+            ),
             click.option("--model", type=click.Path(path_type=Path), help="Another GGUF file in the place of the preset's."),
         )
     ):
@@ -52,11 +63,11 @@ def choices(function: Command) -> Command:
 
 
 def as_dict(plan: Plan, argv: tuple[str, ...]) -> dict[str, Any]:
-    """``plan --json``; scripts rely on these names (README, Scripts)."""
+    """``plan --json``; scripts rely on these names."""
     return {
         "preset": plan.preset.name,
         "fits": plan.fits,
-        "lacking_mib": _mib(plan.lacking_bytes),
+        "lacking_mib": {"device": _mib(plan.device_lacks), "host": _mib(plan.host_lacks)},
         "device": {
             "name": plan.budget.device,
             "total_mib": _mib(plan.device_bytes),
@@ -77,43 +88,52 @@ def as_dict(plan: Plan, argv: tuple[str, ...]) -> dict[str, Any]:
 
 def show(plan: Plan) -> None:
     """The plan as a person reads it: what is asked, what each term takes, what was given up and why a number is what it is."""
-    chosen, where = plan.preset, plan.budget
-    slots = (
-        f"{chosen.slots} slots sharing"
-        if chosen.unified and chosen.slots > 1
-        else f"{chosen.slots} slot{'s' * (chosen.slots > 1)},"
-    )
-    kv = chosen.cache_type_k + (f"/{chosen.cache_type_v}" if chosen.cache_type_v != chosen.cache_type_k else "")
-    draft = {"off": "", "ngram": ", ngram drafts", "mtp": f", MTP drafts of {chosen.draft_length}"}.get(
-        chosen.speculative, f", a draft model's drafts of {chosen.draft_length}"
-    )
-    render.out(f"{chosen.name}: {chosen.model.file}, {slots} {chosen.context:,} tokens, {kv} KV{draft}")
-    render.out(f"on {where.device} ({where.source})\n")
-    whole = max(where.free_bytes, plan.device_bytes)
-    free, host_free = f"of {_mib(where.free_bytes):,.0f} MiB free", f"of {_mib(where.host_free_bytes):,.0f} MiB free"
+    render.out(f"{title(plan.preset)}\non {plan.budget.device} ({plan.budget.source})\n")
+    device, host = plan.budget, plan.host_bytes
+    free, host_free = f"of {_mib(device.free_bytes):,.0f} MiB free", f"of {_mib(device.host_free_bytes):,.0f} MiB free"
+    whole = max(device.free_bytes, plan.device_bytes)
     rows: list[tuple[object, ...]] = []
     at = 0
     for term, count in plan.estimate.device.items():
         if count:
             rows.append((round(count / MIB), term, _bar(at, count, whole), TERMS[term]))
             at += count
-    rows.append((round(at / MIB), "total", _bar(0, at, whole, where.free_bytes), free))
-    render.columns([("MiB", where.device, "", ""), *rows])
+    rows.append((round(at / MIB), "total", _bar(0, at, whole, device.free_bytes), free if device.cuda else ""))
+    render.columns([("MiB", device.device, "", ""), *rows])
     render.out("")
     rows = [(round(count / MIB), term, TERMS[term]) for term, count in plan.estimate.host.items() if count >= MIB / 2]
-    render.columns([("MiB", "host", ""), *rows, (round(plan.host_bytes / MIB), "total", host_free)])
+    rows.append((round(host / MIB), "total", host_free if device.cuda else ""))
+    if not device.cuda:
+        rows.append((round((at + host) / MIB), "both", free))
+    render.columns([("MiB", "host" if device.cuda else "beside it", ""), *rows])
     render.out("")
-    origins = [
-        f"{name} {chosen.values()[name]} ({origin})"
-        for name, origin in chosen.origins.items()
-        if origin not in ("default", "file", "derived", "fallback")
-    ]
-    for sentence in (*(f"given up: {each}" for each in plan.given_up), *plan.reasons):
+    for sentence in (*(f"given up: {each}" for each in plan.given_up), *plan.reasons, *origins(plan.preset)):
         render.out(sentence)
-    if origins:
-        render.out(f"over the preset's file: {', '.join(origins)}")
-    spare = f", {_mib(where.free_bytes - plan.device_bytes):,.0f} MiB to spare" if where.cuda else ""
-    render.out(f"\nit fits{spare}" if plan.fits else f"\nit does not fit: {_mib(plan.lacking_bytes):,.0f} MiB too much")
+    spare = device.free_bytes - at - (0 if device.cuda else host)
+    render.out(f"\nit fits, {_mib(spare):,.0f} MiB to spare" if plan.fits else f"\nit does not fit: it needs {plan.shortage}")
+
+
+def title(chosen: Preset) -> str:
+    """``turbo_4b: Qwen3.5-4B-Q4_K_M.gguf, 2 slots of 32,768 tokens, q8_0 KV, MTP drafts of 2``."""
+    if chosen.slots == 1:
+        slots = f"1 slot of {chosen.context:,} tokens"
+    elif chosen.unified:
+        slots = f"{chosen.slots} slots that share {chosen.context:,} tokens"
+    else:
+        slots = f"{chosen.slots} slots of {chosen.slot_context:,} tokens"
+    kv = chosen.cache_type_k + (f"/{chosen.cache_type_v}" if chosen.cache_type_v != chosen.cache_type_k else "")
+    length = f"drafts of {chosen.draft_length}"
+    draft = {"off": "", "mtp": f", MTP {length}", "ngram": ", ngram drafts", "draft": f", {length} by another model"}
+    return f"{chosen.name}: {chosen.model.file}, {slots}, {kv} KV{draft[chosen.speculative]}"
+
+
+def origins(chosen: Preset) -> Iterator[str]:
+    """A line for each that overrules the preset's file, the strongest first: ``by --set: slots 2``."""
+    values = chosen.values()
+    for origin in ("--set", "--model", "--context", f"context {chosen.context_name}", f"mode {chosen.mode_name}"):
+        names = [name for name, found in chosen.origins.items() if found == origin]
+        if names:
+            yield f"by {origin}: {', '.join(f'{name} {values[name]}' for name in names)}"
 
 
 def _bar(start: int, count: int, whole: int, free: int = 0) -> str:

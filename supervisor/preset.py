@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,28 +22,12 @@ from typing import Any, Final
 
 from supervisor import passthrough, paths, profile
 from supervisor.errors import Error, Exit
-from supervisor.model import Hub, Model, Wheel
-from supervisor.option import AUTO, CONTEXT_STEP, UNLIMITED, Option, Options, options
-from supervisor.profile import FEWER_LAYERS, Ladder, Layer, Profile, Rung, Set, Setting, worded
-from supervisor.rules import Conflict, conflicts
+from supervisor.model import Model
+from supervisor.option import CONTEXT_STEP, UNLIMITED, Options, options
+from supervisor.profile import Ladder, Layer, Profile, Rung, Set, Setting, worded
+from supervisor.rules import Conflict, conflicts, idle
 from supervisor.value import Value, nearest
 from supervisor.words import Fault
-
-__all__ = [
-    "AUTO",
-    "FEWER_LAYERS",
-    "Hub",
-    "Model",
-    "Option",
-    "Preset",
-    "Rung",
-    "Wheel",
-    "check",
-    "load",
-    "names",
-    "options",
-    "read",
-]
 
 DEFAULT: Final = "default"
 FILE: Final = "file"
@@ -70,14 +55,14 @@ class Preset(Options):
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Option → where its value comes from: ``default``, ``file``, ``mode latency``, ``context long``, ``--context``, ``--set``, or
     the origin given to :meth:`change`."""
-    disagreements: tuple[str, ...] = field(default=(), compare=False)
-    """A sentence for each option in which the context won over the mode."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """A sentence on the context that a number of tokens took, and one for each option in which the context won over the mode."""
 
     @property
     def slot_context(self) -> int:
-        """Tokens that one request may use (src/llama-context.cpp:290-303: the part of a slot is rounded up)."""
-        part = self.context if self.unified else self.context // self.slots
-        return -(-part // CONTEXT_STEP) * CONTEXT_STEP
+        """Tokens that one request may use: the whole is rounded up, and then a slot's part (src/llama-context.cpp:290-303)."""
+        whole = _padded(self.context)
+        return whole if self.unified else _padded(whole // self.slots)
 
     @property
     def most_tokens(self) -> int | None:
@@ -141,6 +126,10 @@ class Preset(Options):
         return f"<Preset {self.name} {self.model.file} context={self.context} slots={self.slots}>"
 
 
+def _padded(tokens: int) -> int:
+    return -(-tokens // CONTEXT_STEP) * CONTEXT_STEP
+
+
 def _without(changes: Mapping[str, Value | Model], name: str) -> Mapping[str, Value | Model]:
     return MappingProxyType({key: value for key, value in changes.items() if key != name})
 
@@ -191,13 +180,15 @@ def read(path: Path, *, context: str | None = None, mode: str | None = None, ove
 
 
 def check(path: Path) -> tuple[Profile | None, tuple[Fault, ...]]:
-    """The file and everything that is wrong with it, by line: its words, its values, and each pair of a context and a mode it offers."""
+    """The file and everything that is wrong with it, by line.
+
+    Its words, its values, each pair of a context and a mode that it offers, and what it sets that counts in none of them.
+    """
     found, faults = profile.read(path)
     if found is None or faults:  # what doesn't hold for itself isn't held against the rest
         return found, _by_line(faults)
-    for context, mode in pairs(found):
-        faults += tuple(_pair_faults(found, context, mode))
-    return found, _by_line(faults)
+    ways = [_assemble(found, context, mode) for context, mode in pairs(found)]
+    return found, _by_line([*(fault for made in ways for fault in _way_faults(found, made)), *_idle_faults(found, ways)])
 
 
 def _by_line(faults: Iterable[Fault]) -> tuple[Fault, ...]:
@@ -217,22 +208,26 @@ def _folders(home: paths.Home) -> tuple[Path, Path]:
 
 def _chosen(found: Profile, context: str | None, mode: str | None, overrides: Sequence[str]) -> Preset:
     """The preset that the command line asks for."""
-    context_name, tokens = _context(found, context)
+    context_name, tokens, notes = _context(found, context)
     mode_name = _overlay("mode", mode, tuple(found.modes), found) if mode is not None else found.default_mode
     more = [("--context", {"context": Set(tokens, 0)})] if tokens is not None else []
     given = {}
     for key, word in map(_assignment, overrides):
         given[key] = Set(_override(key, word), 0)
-    made = _assemble(found, context_name, mode_name, [*more, ("--set", given)])
-    for conflict in made.conflicts():
+    made = _assemble(found, context_name, mode_name, [*more, ("--set", given)], notes)
+    for conflict in (*made.conflicts(), *filter(None, (idle(options()[key], made) for key in given))):
         origin = made.origins.get(conflict.key, DEFAULT)
         blame = next((key for key in (conflict.key, *given) if key in given), None)
         where = f"--set {blame}" if blame else origin if origin.startswith("--") else str(found.path)
-        raise Error(f"{where}: {conflict.message}", exit=Exit.CONFIG, hint=conflict.hint)
+        key, colon, word = conflict.hint.partition(": ")
+        hint = f"--set {key}={word}" if colon and key in options() else conflict.hint
+        raise Error(f"{where}: {conflict.message}", exit=Exit.CONFIG, hint=hint)
     return made
 
 
-def _assemble(found: Profile, context: str, mode: str, more: Sequence[tuple[str, Layer]]) -> Preset:
+def _assemble(
+    found: Profile, context: str, mode: str, more: Sequence[tuple[str, Layer]] = (), notes: tuple[str, ...] = ()
+) -> Preset:
     """Lay the layers over one another; the result's settings may not go together yet."""
     over = found.contexts.get(context, {})
     under = found.modes.get(mode, {})
@@ -250,10 +245,13 @@ def _assemble(found: Profile, context: str, mode: str, more: Sequence[tuple[str,
         context_name=context,
         mode_name=mode,
         origins=MappingProxyType(origins),
-        disagreements=tuple(
-            f"mode {mode} has {key} {worded(key, each.value)}, context {context} has {worded(key, over[key].value)}: the context wins"
-            for key, each in under.items()
-            if key in over and over[key].value != each.value and key != "fallback"
+        notes=(
+            *notes,
+            *(
+                f"mode {mode} has {key} {worded(key, each.value)}, context {context} has {worded(key, over[key].value)}: the context wins"
+                for key, each in under.items()
+                if key in over and over[key].value != each.value and key != "fallback"
+            ),
         ),
         **values,  # type: ignore[arg-type]  # each was read by the kind of its option
     )
@@ -284,10 +282,9 @@ def _larger(value: Value | Model, than: int) -> bool:
     return value > than
 
 
-def _pair_faults(found: Profile, context: str, mode: str) -> Iterator[Fault]:
-    """What doesn't go together with this context and mode, also further down the ladder."""
-    made = _assemble(found, context, mode, ())
-    layers = (found.contexts.get(context, {}), found.modes.get(mode, {}), found.base)
+def _way_faults(found: Profile, made: Preset) -> Iterator[Fault]:
+    """What doesn't go together with one context and mode, also further down the ladder."""
+    layers = (found.contexts.get(made.context_name, {}), found.modes.get(made.mode_name, {}), found.base)
     for conflict in made.conflicts():
         line = next((layer[conflict.key].line for layer in layers if conflict.key in layer), 1)
         yield Fault(line, conflict.message, conflict.hint)
@@ -301,24 +298,43 @@ def _pair_faults(found: Profile, context: str, mode: str) -> Iterator[Fault]:
             yield Fault(rung.line, f"with {rung} given up, {conflict.message}", conflict.hint)
 
 
-def _context(found: Profile, asked: str | None) -> tuple[str, int | None]:
-    """The context overlay for ``--context NAME|N``, and N.
+def _idle_faults(found: Profile, ways: Sequence[Preset]) -> Iterator[Fault]:
+    """What the file sets to other than its default, and counts in no context and mode in which it holds."""
+    for layer in (found.base, *found.contexts.values(), *found.modes.values()):
+        for key, each in layer.items():
+            option = options().get(key)
+            if option is None or each.value == option.default:
+                continue
+            held = [idle(option, made) for made in ways if getattr(made, key) == each.value]
+            told = [conflict for conflict in held if conflict is not None]
+            if told and len(told) == len(held):
+                yield Fault(each.line, told[0].message, told[0].hint)
+
+
+def _context(found: Profile, asked: str | None) -> tuple[str, int | None, tuple[str, ...]]:
+    """The context overlay for ``--context NAME|N|Nk``, N, and a sentence on why this overlay.
 
     (1) not given: the default, (2) N: the smallest that holds N, else the largest, (3) a name.
     """
     if asked is None:  # (1)
-        return found.default_context, None
-    kind = options()["context"].kind
-    if asked[:1].isdigit() or asked.startswith(("-", "+")):  # (2)
-        try:
-            tokens = kind.read(asked)
-        except ValueError as exc:
-            raise Error(f"--context: context is {asked!r}, but {exc}", exit=Exit.CONFIG, hint="--context 16384") from exc
-        assert isinstance(tokens, int)
-        sizes = sorted((layer["context"].value, name) for name, layer in found.contexts.items())
-        fitting = [name for size, name in sizes if size >= tokens]  # type: ignore[operator]
-        return (fitting[0] if fitting else sizes[-1][1] if sizes else ""), tokens
-    return _overlay("context", asked, tuple(found.contexts), found), None  # (3)
+        return found.default_context, None, ()
+    if not asked[:1].isdigit() and not asked.startswith(("-", "+")):  # (3)
+        return _overlay("context", asked, tuple(found.contexts), found), None, ()
+    thousands = re.fullmatch(r"([0-9]{1,6})[kK]", asked)  # (2)
+    try:
+        tokens = options()["context"].kind.read(str(int(thousands[1]) * 1024) if thousands else asked)
+    except ValueError as exc:
+        named = f", or a name: {', '.join(found.contexts)}" if found.contexts else ""
+        message = f"--context: context is {asked!r}, but {exc}"
+        raise Error(message, exit=Exit.CONFIG, hint=f"--context 16384, --context 64k{named}") from exc
+    assert isinstance(tokens, int)
+    sizes = sorted((layer["context"].value, name) for name, layer in found.contexts.items())
+    if not sizes:
+        return "", tokens, ()
+    fitting = [name for size, name in sizes if size >= tokens]  # type: ignore[operator]
+    name = (fitting or [sizes[-1][1]])[0]
+    which = "the smallest that holds them" if fitting else "the largest, though it holds fewer"
+    return name, tokens, (f"{tokens:,} tokens: context {name} is {which}, so what else it sets counts",)
 
 
 def _overlay(what: str, asked: str, known: tuple[str, ...], found: Profile) -> str:

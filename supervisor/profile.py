@@ -38,7 +38,7 @@ BLOCKS: Final = {
 """The other keys of a file that are no options."""
 NAME: Final = "[A-Za-z][A-Za-z0-9_-]*"
 """Shape of an overlay's name: ``--context`` takes a number, too."""
-RUNG_FIXED: Final = ("about", "kind", "device", "warm_prompt", "extra_args", "draft_model")
+RUNG_FIXED: Final = ("about", "machine", "kind", "device", "warm_prompt", "extra_args", "draft_model")
 """What a rung can't give up: it would be another preset."""
 
 
@@ -122,11 +122,9 @@ def read(path: Path) -> tuple[Profile | None, tuple[Fault, ...]]:
     if path.suffix != ".yaml" or not re.fullmatch(r"[\w.-]+", path.stem, re.ASCII) or path.stem in RESERVED:
         what = f"a preset's file can't be called {path.name!r}"
         reader.faults.append(Fault(1, what, "a name of letters, digits, '_', '-' and '.', and then .yaml", rank=0))
-    if "name" in root.entries:
-        reader.faults.append(Fault(root.lines["name"], "a preset's name is its file's, not a key", "rename the file", rank=0))
-    base = reader.layer(root, "", (*settable(), *BLOCKS, "name"))
-    if "model" not in root.entries:
-        reader.faults.append(models.missing("model", 1))
+    lacking = () if "model" in root.entries else ("model",)
+    base = reader.layer(root, "", settable(BLOCKS), lacking)
+    reader.faults += [models.missing(key, 1) for key in lacking]
     contexts, modes = (reader.overlays(root, key) for key in ("contexts", "modes"))
     profile = Profile(path, base, contexts, modes)
     profile = dataclasses.replace(
@@ -158,14 +156,15 @@ class _Reader:
     folder: Path
     faults: list[Fault]
 
-    def layer(self, block: Block, at: str, keys: tuple[str, ...]) -> dict[str, Set]:
-        """The settings of one block. ``at`` is its key with a dot, or nothing; ``keys`` are those it may have."""
+    def layer(self, block: Block, at: str, keys: tuple[str, ...], lacking: tuple[str, ...] = ()) -> dict[str, Set]:
+        """The settings of one block. ``at`` is its key with a dot, or nothing; ``keys`` are those it may have, ``lacking`` must have."""
         found: dict[str, Set] = {}
         for key, node in block.entries.items():
             line = block.lines[key]
-            if key not in keys:
-                shown_keys = tuple(each for each in keys if each != "name")
-                unknown(f"{at}{key}", line, shown_keys, self.faults)
+            if key == "name":
+                self.faults.append(Fault(line, "a preset's name is its file's, not a key", "rename the file", rank=0))
+            elif key not in keys:
+                unknown(f"{at}{key}", line, keys, self.faults, lacking=lacking)
             elif key in MODELS:
                 model = models.read(node, f"{at}{key}", line, self.folder, self.faults)
                 if model is not None:

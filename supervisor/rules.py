@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from supervisor.model import Model
-from supervisor.option import AUTO, CONTEXT_STEP, Options
+from supervisor.option import AUTO, CONTEXT_STEP, Option, Options, applies
 
 _UNQUANTISED: Final = ("f32", "f16", "bf16")
 
@@ -36,6 +36,18 @@ def conflicts(chosen: Options, model: Model, draft: Model | None) -> _Found:
         yield from rule(chosen)
 
 
+def idle(option: Option, chosen: Options) -> Conflict | None:
+    """What keeps an option from counting at all; None where it counts.
+
+    No conflict in itself: what a file sets may be meant for one of its modes.
+    """
+    if option.only is None or applies(option, chosen):
+        return None
+    word, other = option.kind.write(getattr(chosen, option.name)), option.only.name
+    what = f"{option.name} is {word}, but {other} is {option.only.told(chosen)}, so it doesn't count"
+    return Conflict(option.name, what, f"{other}: {option.only.remedy}")
+
+
 def _speculation(chosen: Options, model: Model, draft: Model | None) -> _Found:
     way = chosen.speculative
     if way == "draft" and draft is None:
@@ -56,9 +68,10 @@ def _speculation(chosen: Options, model: Model, draft: Model | None) -> _Found:
 def _batches(chosen: Options) -> _Found:
     """A batch smaller than a ubatch lowers it in silence (src/llama-context.cpp:248); an embedding is one ubatch (server.cpp:150)."""
     batch, ubatch = chosen.batch, chosen.ubatch
-    if batch == AUTO:
+    if batch == AUTO or ubatch == AUTO:  # which is worked out from the other
         return
     assert isinstance(batch, int)
+    assert isinstance(ubatch, int)
     if batch < ubatch:
         yield Conflict("batch", f"batch is {batch}, but ubatch is {ubatch}, and a batch bounds it", f"batch: {ubatch}")
     elif batch > ubatch and chosen.kind != "chat":
@@ -80,16 +93,7 @@ def _caches(chosen: Options) -> _Found:
         yield Conflict("cache_type_v", what, "flash_attention: on")
 
 
-def _layers(chosen: Options) -> _Found:
-    if chosen.device == "none" and chosen.gpu_layers != "all":
-        what = f"gpu_layers is {chosen.gpu_layers}, but device is none, which holds no layer"
-        yield Conflict("gpu_layers", what, "device: CUDA0")
-
-
 def _kinds(chosen: Options) -> _Found:
-    if chosen.kind == "chat" and chosen.pooling != "model":
-        what = f"pooling is {chosen.pooling}, but kind is chat, which pools nothing"
-        yield Conflict("pooling", what, "kind: embedding")
     if chosen.kind == "rerank" and chosen.pooling not in ("model", "rank"):
         yield Conflict("pooling", f"pooling is {chosen.pooling}, but kind is rerank, which needs rank", "pooling: rank")
     if chosen.kind != "chat" and chosen.warm_prompt:
@@ -98,4 +102,4 @@ def _kinds(chosen: Options) -> _Found:
         )
 
 
-_RULES: Final[tuple[Callable[[Options], _Found], ...]] = (_batches, _contexts, _caches, _layers, _kinds)
+_RULES: Final[tuple[Callable[[Options], _Found], ...]] = (_batches, _contexts, _caches, _kinds)

@@ -8,7 +8,7 @@ changed only as the use asks. An option of the same name set in the preset wins 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Final
 
@@ -64,7 +64,8 @@ QWEN35_PLAIN: Final[Mapping[str, Chain]] = MappingProxyType(
 _QWEN35: Final = ("qwen35", "qwen35moe")
 """``general.architecture`` of the family."""
 
-NAMES: Final = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "repeat_penalty")
+NAMES: Final = tuple(each.name for each in fields(Chain) if each.name != "source")
+"""The six options of a chain."""
 
 
 def chain(name: str, *, architecture: str, thinking: bool) -> Chain:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Final
 
 from supervisor.errors import Error, Exit
+from supervisor.model import Hub, Model, Wheel
 from supervisor.paths import Home
-from supervisor.preset import Hub, Model, Wheel
 from supervisor.units import MIB, Progress, size
 
 _COPY_BYTES: Final = MIB

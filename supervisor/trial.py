@@ -27,7 +27,8 @@ from supervisor.allocation import Allocation
 from supervisor.architecture import Architecture
 from supervisor.errors import Error, Exit
 from supervisor.estimate import Settings
-from supervisor.preset import Model, Preset
+from supervisor.model import Model
+from supervisor.preset import Preset
 from supervisor.units import KIB
 
 T = TypeVar("T")

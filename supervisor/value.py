@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from supervisor.words import Fault, Node, Series, Word, shown
 
@@ -44,29 +44,49 @@ class Kind(Protocol):
         """A word that would do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Integer:
-    """A whole number between two bounds, or one of some words."""
+class _Plain:
+    """What most kinds have in common."""
 
-    least: int
-    most: int
-    words: tuple[str, ...] = ()
-
-    def read(self, word: str) -> Value:
-        """``010`` is ten."""
-        if word in self.words:
-            return word
-        if not _WHOLE.fullmatch(word) or not self.least <= int(word) <= self.most:
-            raise ValueError(f"should be {_or(self.words)}a whole number from {self.least} to {self.most}")
-        return int(word)
+    __slots__ = ()
 
     def write(self, value: Value) -> str:
         """As it is."""
         return str(value)
 
+    @property
+    def told(self) -> str:
+        """Nothing: the help says it."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounded(_Plain):
+    """A number between two bounds, or one of some words. Bounds that are whole are given as ``int``: they are said as they stand."""
+
+    least: float
+    most: float
+    words: tuple[str, ...] = ()
+    says: ClassVar[str]
+    type: ClassVar[str]
+    shape: ClassVar[re.Pattern[str]]
+
+    def parse(self, word: str) -> int | float:
+        """The number, of a word that has the shape."""
+        raise NotImplementedError
+
+    def read(self, word: str) -> Value:
+        """``010`` is ten; no exponent, no ``inf``, no ``nan``."""
+        if word in self.words:
+            return word
+        if not self.shape.fullmatch(word) or not self.least <= self.parse(word) <= self.most:
+            either = "".join(f"{each!r} or " for each in self.words)
+            raise ValueError(f"should be {either}{self.says} from {self.least} to {self.most}")
+        return self.parse(word)
+
     def schema(self) -> Schema:
-        """An integer with bounds."""
-        return _with_words({"type": "integer", "minimum": self.least, "maximum": self.most}, self.words)
+        """A number with bounds."""
+        number = {"type": self.type, "minimum": self.least, "maximum": self.most}
+        return {"anyOf": [{"enum": list(self.words)}, number]} if self.words else number
 
     @property
     def told(self) -> str:
@@ -79,20 +99,29 @@ class Integer:
         return self.words[0] if self.words else str(self.least)
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Integer(_Bounded):
+    """A whole number between two bounds, or one of some words."""
+
+    __slots__ = ()
+    says = "a whole number"
+    type = "integer"
+    shape = _WHOLE
+
+    def parse(self, word: str) -> int:
+        """Decimal, whatever it begins with."""
+        return int(word)
+
+
+class Number(_Bounded):
     """A decimal number between two bounds, or one of some words."""
 
-    least: float
-    most: float
-    words: tuple[str, ...] = ()
+    __slots__ = ()
+    says = "a number"
+    type = "number"
+    shape = _DECIMAL
 
-    def read(self, word: str) -> Value:
-        """No exponent, no ``inf``, no ``nan``."""
-        if word in self.words:
-            return word
-        if not _DECIMAL.fullmatch(word) or not self.least <= float(word) <= self.most:
-            raise ValueError(f"should be {_or(self.words)}a number from {self.least:g} to {self.most:g}")
+    def parse(self, word: str) -> float:
+        """The nearest float."""
         return float(word)
 
     def write(self, value: Value) -> str:
@@ -102,23 +131,9 @@ class Number:
         text = f"{value:.15f}".rstrip("0")
         return text + "0" if text.endswith(".") else text
 
-    def schema(self) -> Schema:
-        """A number with bounds."""
-        return _with_words({"type": "number", "minimum": self.least, "maximum": self.most}, self.words)
-
-    @property
-    def told(self) -> str:
-        """Words and bounds."""
-        return ", ".join((*self.words, f"{self.least:g}–{self.most:g}"))
-
-    @property
-    def example(self) -> str:
-        """A word if there is one, else the least."""
-        return self.words[0] if self.words else f"{self.least:g}"
-
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(_Plain):
     """One of some words."""
 
     words: tuple[str, ...]
@@ -128,10 +143,6 @@ class Choice:
         if word not in self.words:
             raise ValueError(f"should be {listed(self.words)}")
         return word
-
-    def write(self, value: Value) -> str:
-        """As it is."""
-        return str(value)
 
     def schema(self) -> Schema:
         """An enumeration."""
@@ -181,12 +192,12 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """Any text, or one of a shape: ``shape`` is the pattern and ``says`` what it means."""
+class Text(_Plain):
+    """Any text, or one of a shape: ``shape`` is the pattern, ``says`` what it means, ``example`` one that has it."""
 
     shape: str = ""
     says: str = "text"
-    sample: str = "…"
+    example: str = "…"
 
     def read(self, word: str) -> Value:
         """The text itself; control characters are in no name or prompt."""
@@ -194,28 +205,16 @@ class Text:
             raise ValueError(f"should be {self.says}")
         return word
 
-    def write(self, value: Value) -> str:
-        """As it is."""
-        return str(value)
-
     def schema(self) -> Schema:
         """A string. A digest or a version of digits alone would be read as a number by an editor: it has to be quoted there."""
         return {"type": "string"} | ({"pattern": f"^(?:{self.shape})$"} if self.shape else {})
 
-    @property
-    def told(self) -> str:
-        """Nothing: the help says it."""
-        return ""
-
-    @property
-    def example(self) -> str:
-        """The sample."""
-        return self.sample
-
 
 @dataclass(frozen=True, slots=True)
-class List:
+class List(_Plain):
     """Words of a command line: a list in the file (see :func:`take`), one text with shell quoting after ``--set``."""
+
+    example: str = "[]"
 
     def read(self, word: str) -> Value:
         """Split as a shell would."""
@@ -233,29 +232,11 @@ class List:
         """A list of words or numbers."""
         return {"type": "array", "items": {"type": ["string", "number"]}}
 
-    @property
-    def told(self) -> str:
-        """Nothing: the help says it."""
-        return ""
-
-    @property
-    def example(self) -> str:
-        """An empty list."""
-        return "[]"
-
 
 def listed(words: tuple[str, ...]) -> str:
     """``'on', 'off' or 'auto'``."""
     quoted = [repr(word) for word in words]
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
-
-
-def _or(words: tuple[str, ...]) -> str:
-    return "".join(f"{word!r} or " for word in words)
-
-
-def _with_words(schema: Schema, words: tuple[str, ...]) -> Schema:
-    return {"anyOf": [{"enum": list(words)}, schema]} if words else schema
 
 
 def take(kind: Kind, node: Node, key: str, faults: list[Fault]) -> Value | None:
@@ -279,10 +260,10 @@ def _items(node: Series) -> tuple[str, ...]:
     return tuple(item.text for item in node.items if isinstance(item, Word))
 
 
-def unknown(key: str, line: int, known: Iterable[str], faults: list[Fault]) -> None:
-    """Note a key that isn't one, with the nearest that is."""
-    known = tuple(known)
-    near = nearest(key.rpartition(".")[2], known)
+def unknown(key: str, line: int, known: Iterable[str], faults: list[Fault], *, lacking: Iterable[str] = ()) -> None:
+    """Note a key that isn't one, with the nearest that is; before all with the nearest of those that have to stand here and don't."""
+    known, leaf = tuple(known), key.rpartition(".")[2]
+    near = nearest(leaf, lacking) or nearest(leaf, known)
     hint = f"did you mean {near}?" if near else f"one of: {', '.join(known)}"
     faults.append(Fault(line, f"{key!r} is not an option", hint, rank=0))
 

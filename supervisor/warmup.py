@@ -43,7 +43,7 @@ def questions(preset: Preset) -> tuple[Question, ...]:
     else:
         draft = 0 if preset.speculative == "off" else preset.draft_length
         answer = draft + 2
-        prompt = min(preset.ubatch, preset.slot_context - answer)
+        prompt = min(int(preset.ubatch), preset.slot_context - answer)
     body = {"prompt": [_TOKEN] * prompt, "n_predict": answer, "ignore_eos": True, "cache_prompt": False}
     first = Question("/completion", body, "its warm-up", f"llmctl show {preset.name}")
     if not preset.warm_prompt:

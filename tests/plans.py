@@ -56,7 +56,7 @@ def line(where: str, found: Plan) -> str:
     batches = f"b{chosen.batch} ub{chosen.ubatch} cp{chosen.checkpoints}"
     parts = [
         where,
-        "fits" if found.fits else f"lacks {found.lacking_bytes / MIB:.0f}",
+        "fits" if found.fits else f"lacks {(found.device_lacks + found.host_lacks) / MIB:.0f}",
         f"{found.device_bytes / MIB:.0f} of {found.budget.free_bytes / MIB:.0f} MiB, host {found.host_bytes / MIB:.0f}",
         f"{chosen.model.file} {chosen.context} x{chosen.slots} {kv} {chosen.speculative} {batches}",
         "; ".join(found.given_up) or "nothing given up",

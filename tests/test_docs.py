@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from supervisor import docs, lifecycle, preset
+from supervisor import docs, lifecycle
+from supervisor.option import options
 
 
 def test_the_readme_is_fresh() -> None:
@@ -12,5 +13,5 @@ def test_the_readme_is_fresh() -> None:
 
 def test_every_option_and_every_state_is_in_it() -> None:
     text = docs.README.read_text()
-    assert all(f"| `{name}` |" in text for name in preset.options())
+    assert all(f"| `{name}` |" in text for name in options())
     assert all(f"    {state.name} -->" in text for state in lifecycle.State)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from supervisor import gguf, headers, paths, preset, store
 from supervisor.errors import Error, Exit
 from supervisor.model import Hub, Model
 from tests.fakes.gguf import minimal
+from tests.fakes.hub import Site, serve
 
 
 @pytest.fixture
@@ -29,11 +31,28 @@ def test_before_the_file_is_here_the_shipped_one_serves(home: paths.Home) -> Non
     assert found.file_bytes == 2_834_975_040
 
 
-def test_a_header_that_was_read_once_wins_over_the_shipped_one(home: paths.Home, tmp_path: Path) -> None:
-    model = Model("m.gguf", sha256="a" * 64, hub=Hub("o/n", "main"), header="qwen3.5-4b-q4_k_m.mtp")
-    file = store.path(home, model)
-    minimal(file, general__name="read")
-    assert headers.find(home, model).entries["general.name"] == "read"
+MODEL = Model("m.gguf", sha256="a" * 64, hub=Hub("some/repo", "r1"), header="qwen3.5-4b-q4_k_m.mtp")
+
+
+def test_the_file_itself_wins_over_the_shipped_one(home: paths.Home) -> None:
+    minimal(store.path(home, MODEL), general__name="read")
+    assert headers.find(home, MODEL).entries["general.name"] == "read"
+
+
+def test_a_header_that_was_read_from_the_hub_is_kept_for_that_very_file(
+    home: paths.Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site()
+    site.files["/some/repo/resolve/r1/m.gguf"] = minimal(tmp_path / "m.gguf", general__name="true").read_bytes()
+    server = serve(site)
+    monkeypatch.setenv("HF_ENDPOINT", site.address)
+    assert headers.find(home, MODEL).assumed
+    assert headers.find(home, MODEL, online=True).entries["general.name"] == "true"
+    server.shutdown()
+    server.server_close()
+    again = headers.find(home, MODEL)
+    assert (again.entries["general.name"], again.assumed) == ("true", False)
+    assert headers.find(home, replace(MODEL, sha256="b" * 64)).assumed  # another content is another file
 
 
 def test_a_local_file_is_read_again_when_it_changed(home: paths.Home, tmp_path: Path) -> None:

@@ -97,6 +97,13 @@ def test_a_header_is_one_that_is_shipped(tmp_path: Path) -> None:
         (HUB.replace("a/b", "b"), ["1: model.hub.repository is 'b', but should be owner/name; repository: owner/name"]),
         (HUB.replace("repository: a/b", ""), ["1: 'model.hub.repository' is missing; add repository: …"]),
         (
+            HUB.replace("repository: a/b", "revisitory: a/b"),
+            [
+                "1: 'model.hub.revisitory' is not an option; did you mean repository?",
+                "1: 'model.hub.repository' is missing; add repository: …",
+            ],
+        ),
+        (
             HUB.replace("repository", "repo"),
             [
                 "1: 'model.hub.repo' is not an option; did you mean repository?",

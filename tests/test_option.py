@@ -27,7 +27,10 @@ def test_an_option_says_what_it_is_and_its_flag_is_the_engines(option: Option) -
     assert option.help
     spelled = [words[0] for words in option.spelled.values() if words]
     assert all(flag in FLAGS for flag in (option.flag, *spelled) if flag)
-    assert not option.only or option.only.split("=")[0].rstrip("!") in options()
+    if option.only:
+        other = options()[option.only.name].kind
+        assert all(other.write(other.read(word)) == word for word in (*option.only.words, option.only.remedy))
+        assert (option.only.remedy in option.only.words) is not option.only.unless
     default = option.kind.write(option.default)
     assert option.kind.read(default) == option.default
 
@@ -70,6 +73,8 @@ def test_the_speculations_and_poolings_are_those_the_engine_lists() -> None:
         ("chat_template_file", "", ()),
         ("checkpoint_budget", 100, ()),
         ("warm_prompt", "Be brief.", ()),
+        ("extra_args", ("--prio", "2"), ("--prio", "2")),
+        ("machine", "a large one", ()),
     ],
 )
 def test_an_options_words_on_the_command_line(name: str, value: Value, words: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from supervisor import hardware, order
+from supervisor import hardware, order, phantom
 from supervisor.errors import Error, Exit
 from supervisor.order import Order
 from tests.fakes import gguf
@@ -56,7 +56,8 @@ def test_a_plan_needs_no_engine_no_card_and_no_network(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_exit_code_4_and_says_by_how_much(tmp_path: Path) -> None:
     found = plan(tmp_path, "balanced_9b", "--vram", "400M")
-    assert found["lacking_mib"] > 0
+    assert found["lacking_mib"]["device"] > 0
+    assert found["lacking_mib"]["host"] == 0
     assert found["given_up"]
     done = llmctl(tmp_path, "plan", "balanced_9b", "--vram", "400M")
     assert done.returncode == Exit.NO_FIT
@@ -66,10 +67,10 @@ def test_what_does_not_fit_is_exit_code_4_and_says_by_how_much(tmp_path: Path) -
 def test_a_person_sees_the_terms_what_was_given_up_and_where_options_come_from(tmp_path: Path) -> None:
     shown = llmctl(tmp_path, "plan", "turbo_4b", "--gpu", "rtx3070", "--vram", "4600M", "--set", "slots=2").stdout
     for words in (
-        "turbo_4b: Qwen3.5-4B-Q4_K_M.gguf, 2 slots, 65,536 tokens, q8_0 KV",
+        "turbo_4b: Qwen3.5-4B-Q4_K_M.gguf, 2 slots of 32,768 tokens, q8_0 KV",
         "of 4,600 MiB free",
-        "given up: cache_type_k f16 → q8_0, cache_type_v f16 → q8_0, speculative mtp → off",
-        "slots 2 (--set)",
+        "given up: speculative mtp → off (1,",
+        "by --set: slots 2",
         "it fits, ",
     ):
         assert words in shown
@@ -154,7 +155,7 @@ def test_check_says_what_can_never_fit(tmp_path: Path) -> None:
     file.write_text(BIG)
     done = llmctl(tmp_path, "check", str(file))
     assert done.returncode == Exit.NO_FIT
-    message = "it can never fit: it takes 13.5 GiB, more than the 8.0 GiB of RTX 3070"
+    message = "it can never fit: it needs 13.5 GiB of RTX 3070, which has 8.0 GiB: 5.5 GiB too much"
     assert done.stderr == f"error: {file}: {message}\ntry: a smaller context, or more that its fallback may give up\n"
     found = json.loads(llmctl(tmp_path, "check", str(file), "--json").stdout)
     assert (found["ok"], found["never_fits"], found["faults"]) == (False, [message], [])
@@ -172,3 +173,19 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     done = llmctl(tmp_path, "check", str(file))
     assert done.returncode == Exit.OK
     assert done.stderr == "whether it fits is not known: the header of Qwen3.5-9B-Q4_K_M.gguf isn't known here\n"
+
+
+def test_check_knows_what_can_not_run_whatever_the_memory(tmp_path: Path) -> None:
+    phantom.write(gguf.qwen35(mtp=False), tmp_path / "plain.gguf")
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: {file: plain.gguf, path: plain.gguf, mtp: yes}\nspeculative: mtp\n")
+    done = llmctl(tmp_path, "check", str(file))
+    assert done.returncode == Exit.NO_FIT
+    assert "it can't run: plain.gguf has no MTP head, and mine speculates with one" in done.stderr
+
+
+def test_without_a_command_the_help_is_shown(tmp_path: Path) -> None:
+    done = llmctl(tmp_path)
+    assert done.returncode == Exit.USAGE
+    assert "[OPTIONS] COMMAND [ARGS]..." in done.stderr
+    assert "error:" not in done.stderr

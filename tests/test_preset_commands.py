@@ -46,10 +46,18 @@ def answer(module: Any, *words: str) -> Any:
 def test_presets_lists_the_shipped_and_the_users(home: paths.Home) -> None:
     (home.presets / "mine.yaml").write_text("about: my own\n" + GOOD)
     text = run(presets).stdout
-    for name in ("tiny", "turbo_4b", "balanced_9b", "cpu_fallback", "mine"):
-        assert re.search(rf"^{name} ", text, re.MULTILINE), text
-    assert "short, medium*, long" in text
-    assert "latency*, throughput" in text
+    for name in ("tiny", "turbo_4b", "balanced_9b", "cpu_fallback"):
+        assert re.search(rf"^{name}\n  .+\n  for .+\n", text, re.MULTILINE), text
+    assert (
+        "turbo_4b\n"
+        "  Qwen3.5 4B, Q4_K_M with its MTP head: the fastest answers for one user.\n"
+        "  for an NVIDIA card with 8 GB (RTX 3070) that also draws a desktop\n"
+        "  Qwen3.5-4B-Q4_K_M.gguf, 2.6 GiB, not fetched yet\n"
+        "  --context short, medium*, long\n"
+        "  --mode latency*, throughput\n\n"
+    ) in text
+    assert "mine\n  my own\n  m.gguf, not fetched yet\n  8,192 tokens\n\n" in text
+    assert max(map(len, text.splitlines())) <= 80
     found = {each["name"]: each for each in answer(presets)["presets"]}
     assert found["turbo_4b"]["default_context"] == "medium"
     assert found["turbo_4b"]["model"]["hub"]["repository"] == "unsloth/Qwen3.5-4B-MTP-GGUF"
@@ -72,21 +80,27 @@ def test_show_says_where_each_value_comes_from() -> None:
     found = answer(show, "turbo_4b", "--context", "long", "--set", "slots=2")
     seen = found["options"]
     assert list(seen) == list(options())
-    assert seen["context"] == {"value": 131072, "unit": "tokens", "from": "context long", "argv": ["--ctx-size", "131072"]}
-    assert seen["slots"] == {"value": 2, "unit": "", "from": "--set", "argv": ["--parallel", "2"]}
-    assert seen["unified"] == {"value": "off", "unit": "", "from": "default", "argv": ["--no-kv-unified"]}
-    assert seen["threads"] == {"value": "auto", "unit": "", "from": "default", "argv": []}
-    assert seen["draft_length"] == {"value": 2, "unit": "tokens", "from": "mode latency", "argv": []}
+    known = {name: {key: each[key] for key in ("value", "unit", "from", "argv")} for name, each in seen.items()}
+    assert known["context"] == {"value": 131072, "unit": "tokens", "from": "context long", "argv": ["--ctx-size", "131072"]}
+    assert known["slots"] == {"value": 2, "unit": "", "from": "--set", "argv": ["--parallel", "2"]}
+    assert known["unified"] == {"value": "off", "unit": "", "from": "default", "argv": ["--no-kv-unified"]}
+    assert known["threads"] == {"value": "auto", "unit": "", "from": "default", "argv": []}
+    assert known["draft_length"] == {"value": 2, "unit": "tokens", "from": "mode latency", "argv": []}
+    assert known["temperature"] == {"value": 0.7, "unit": "", "from": "chain chat", "argv": ["--temp", "0.7"]}
+    assert found["sampling_source"] == "the Qwen3.5 model card (4B and 9B agree), non-thinking, general"
+    assert (seen["slots"]["takes"], seen["slots"]["help"]) == ("1–256", "requests decoded at the same time")
     assert (found["context"], found["mode"], found["model"]["mtp"]) == ("long", "latency", True)
-    assert found["disagreements"] == ["mode latency has speculative mtp, context long has off: the context wins"]
-    assert found["fallback"] == ["context 32768", "context 16384", "fewer_layers"]
+    assert found["notes"] == ["mode latency has speculative mtp, context long has off: the context wins"]
+    assert found["fallback"] == ["cache_ram 256", "context 32768", "context 16384", "fewer_layers"]
 
 
 def test_show_is_a_table_for_people() -> None:
     text = run(show, "turbo_4b", "--context", "long").stdout
     assert text.startswith("turbo_4b, context long, mode latency: Qwen3.5-4B-Q4_K_M.gguf from unsloth/Qwen3.5-4B-MTP-GGUF\n")
     assert re.search(r"^context +131072 +tokens +context long +--ctx-size 131072 *$", text, re.MULTILINE), text
-    assert "may be given up, in this order: context 32768; context 16384; fewer_layers\n" in text
+    assert re.search(r"^temperature +0\.7 +chain chat +--temp 0\.7 *$", text, re.MULTILINE), text
+    assert "\nchain chat: the Qwen3.5 model card (4B and 9B agree), non-thinking, general\n" in text
+    assert "may be given up, in this order: cache_ram 256; context 32768; context 16384; fewer_layers\n" in text
     assert text.endswith("mode latency has speculative mtp, context long has off: the context wins\n")
 
 
@@ -98,6 +112,63 @@ def test_show_command_prints_the_line_that_would_run() -> None:
     assert "auto" not in words
     with pytest.raises(Error, match="there is no preset 'turbo'"):
         raise run(show, "turbo").exception or AssertionError
+
+
+def test_show_tells_of_single_options_all_there_is_to_know() -> None:
+    assert run(show, "turbo_4b", "draft_length", "ubatch", "gpu_layers", "--set", "speculative=ngram").stdout == (
+        "draft_length: 2 tokens, from mode latency\n"
+        "  most tokens guessed at once\n"
+        "  takes   1–16 tokens\n"
+        "  default 2\n"
+        "  only    where speculative mtp or draft\n"
+        "  flag    --spec-draft-n-max\n"
+        "ubatch: 512 tokens, from file\n"
+        "  tokens computed at once; auto is 512, or the batch where that is less\n"
+        "  takes   auto, 32–16,384 tokens\n"
+        "  default auto\n"
+        "  flag    --ubatch-size\n"
+        "  passed  --ubatch-size 512\n"
+        "gpu_layers: all layers, from default\n"
+        "  layers on the device\n"
+        "  takes   all, 0–999 layers\n"
+        "  default all\n"
+        "  only    where device other than none\n"
+        "  flag    --gpu-layers\n"
+        "  passed  --gpu-layers all\n"
+    )
+    assert list(answer(show, "turbo_4b", "top_k", "slots")["options"]) == ["top_k", "slots"]
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (
+            ("turbo_4b", "top_k"),
+            "top_k: 20 tokens, from chain chat (the Qwen3.5 model card (4B and 9B agree), non-thinking, general)",
+        ),
+        (("turbo_4b", "top_k", "--set", "top_k=7"), "top_k: 7 tokens, from --set"),
+        (
+            ("turbo_4b", "temperature", "--set", "sampling=benchmark"),
+            "temperature: 0.0, from chain benchmark (greedy: the likeliest token, nothing else)",
+        ),
+        (("tiny", "min_p"), "min_p: 0.05, from chain chat (llama.cpp's defaults at b11312)"),
+        (("mine", "min_p"), "min_p: chain, from default"),  # whose header nobody has read
+        (("tiny", "min_p", "--set", "kind=embedding"), "min_p: chain, from default"),
+        (("tiny", "warm_prompt"), "warm_prompt: nothing, from default"),
+    ],
+)
+def test_show_resolves_the_chain_where_the_model_is_known(words: tuple[str, ...], first: str, home: paths.Home) -> None:
+    (home.presets / "mine.yaml").write_text(GOOD)
+    assert run(show, *words).stdout.splitlines()[0] == first
+
+
+def test_show_of_no_option_names_the_nearest() -> None:
+    with pytest.raises(Error, match="there is no option 'draft_lenght'") as raised:
+        raise run(show, "turbo_4b", "draft_lenght").exception or AssertionError
+    assert raised.value.hint == "llmctl show turbo_4b draft_length"
+    with pytest.raises(Error) as raised:
+        raise run(show, "turbo_4b", "zzz").exception or AssertionError
+    assert raised.value.hint == "llmctl show turbo_4b"
 
 
 # check
@@ -225,4 +296,5 @@ def test_the_readmes_tables_are_made_from_the_declarations_and_the_files() -> No
     assert all(f"| `{name}` |" in table for name in (*options(), "model", "fallback", "contexts", "modes"))
     shipped = docs.presets()
     assert all(f"| `{path.stem}` |" in shipped for path in SHIPPED)
-    assert "| `turbo_4b` | Qwen3.5-4B-Q4_K_M, 2.6 GiB | 65,536 (short 16,384, long 131,072) | latency, throughput |" in shipped
+    assert "| Qwen3.5-4B-Q4_K_M, 2.6 GiB | 65,536 (short 16,384, long 131,072) | latency, throughput |" in shipped
+    assert "| `turbo_4b` | an NVIDIA card with 8 GB (RTX 3070) that also draws a desktop |" in shipped

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from supervisor.model import Model
-from supervisor.option import Options
-from supervisor.rules import conflicts
+from supervisor.option import Options, options
+from supervisor.rules import conflicts, idle
 
 PLAIN = Model("plain.gguf", mtp=False)
 UNSAID = Model("unsaid.gguf")
@@ -52,9 +52,16 @@ OWN = Model("own.gguf", path="/own.gguf")
             "speculative is ngram, but kind is embedding, which decodes nothing",
             "speculative: off",
         ),
-        ({"batch": 256}, PLAIN, None, "batch", "batch is 256, but ubatch is 512, and a batch bounds it", "batch: 512"),
         (
-            {"batch": 1024, "kind": "embedding"},
+            {"batch": 256, "ubatch": 512},
+            PLAIN,
+            None,
+            "batch",
+            "batch is 256, but ubatch is 512, and a batch bounds it",
+            "batch: 512",
+        ),
+        (
+            {"batch": 1024, "ubatch": 512, "kind": "embedding"},
             PLAIN,
             None,
             "batch",
@@ -62,7 +69,7 @@ OWN = Model("own.gguf", path="/own.gguf")
             "batch: 512",
         ),
         (
-            {"batch": 1024, "kind": "rerank"},
+            {"batch": 1024, "ubatch": 512, "kind": "rerank"},
             PLAIN,
             None,
             "batch",
@@ -84,22 +91,6 @@ OWN = Model("own.gguf", path="/own.gguf")
             "cache_type_v",
             "cache_type_v is q8_0, but flash_attention is off, and a quantised V cache needs it",
             "flash_attention: on",
-        ),
-        (
-            {"gpu_layers": 20},
-            PLAIN,
-            None,
-            "gpu_layers",
-            "gpu_layers is 20, but device is none, which holds no layer",
-            "device: CUDA0",
-        ),
-        (
-            {"pooling": "mean"},
-            PLAIN,
-            None,
-            "pooling",
-            "pooling is mean, but kind is chat, which pools nothing",
-            "kind: embedding",
         ),
         (
             {"pooling": "mean", "kind": "rerank"},
@@ -133,7 +124,12 @@ def test_each_conflict_has_its_sentence(
         ({"speculative": "mtp"}, MTP, None),
         ({"speculative": "mtp"}, OWN, None),  # its header says, once it is read
         ({"speculative": "draft"}, PLAIN, UNSAID),
-        ({"batch": 512, "kind": "embedding", "pooling": "mean"}, PLAIN, None),
+        ({"batch": 512, "ubatch": 512, "kind": "embedding", "pooling": "mean"}, PLAIN, None),
+        ({"batch": 64}, PLAIN, None),  # an auto ubatch is no more than the batch
+        ({"batch": 2048, "kind": "embedding"}, PLAIN, None),
+        ({"ubatch": 4096}, PLAIN, None),  # and an auto batch no less than the ubatch
+        ({"ubatch": 4096, "kind": "rerank"}, PLAIN, None),
+        ({"pooling": "mean", "gpu_layers": 20}, PLAIN, None),  # idle, which a file may leave it
         ({"context": 1024, "slots": 4}, PLAIN, None),
         ({"cache_type_k": "q8_0", "flash_attention": "off"}, PLAIN, None),
         ({"cache_type_v": "q8_0"}, PLAIN, None),
@@ -142,3 +138,37 @@ def test_each_conflict_has_its_sentence(
 )
 def test_what_goes_together(chosen: dict[str, Any], model: Model, draft: Model | None) -> None:
     assert list(conflicts(Options(**chosen), model, draft)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "message", "hint"),
+    [
+        ("gpu_layers", {"gpu_layers": 20}, "gpu_layers is 20, but device is none, so it doesn't count", "device: CUDA0"),
+        ("pooling", {"pooling": "cls"}, "pooling is cls, but kind is chat, so it doesn't count", "kind: embedding"),
+        (
+            "draft_length",
+            {"speculative": "ngram"},
+            "draft_length is 2, but speculative is ngram, so it doesn't count",
+            "speculative: mtp",
+        ),
+        ("reasoning_budget", {}, "reasoning_budget is unlimited, but reasoning is off, so it doesn't count", "reasoning: on"),
+        ("reasoning", {"kind": "rerank"}, "reasoning is off, but kind is rerank, so it doesn't count", "kind: chat"),
+    ],
+)
+def test_what_keeps_an_option_from_counting(name: str, chosen: dict[str, Any], message: str, hint: str) -> None:
+    found = idle(options()[name], Options(**chosen))
+    assert found is not None
+    assert (found.key, found.message, found.hint) == (name, message, hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("gpu_layers", {"device": "CUDA0"}),
+        ("pooling", {"kind": "rerank"}),
+        ("draft_length", {"speculative": "draft"}),
+        ("slots", {}),
+    ],
+)
+def test_what_counts_is_not_idle(name: str, chosen: dict[str, Any]) -> None:
+    assert idle(options()[name], Options(**chosen)) is None

@@ -26,6 +26,37 @@ def test_a_qwen35_has_its_cards_values(architecture: str, thinking: bool, name: 
     assert "card" in found.source
 
 
+def test_what_the_card_has_no_row_for_is_made_of_its_rows() -> None:
+    """The card recommends nothing for structured answers, nor for code without thinking."""
+    plain, thinking, generic = sampling.QWEN35_PLAIN, sampling.QWEN35_THINKING, sampling.GENERIC
+    low = generic["structured"]
+    assert (low.temperature, low.presence_penalty, low.repeat_penalty) == (0.2, 0.0, 1.0)
+    made = dataclasses.replace(plain["chat"], temperature=low.temperature, presence_penalty=0.0, source="")
+    assert dataclasses.replace(plain["structured"], source="") == made
+    assert dataclasses.replace(plain["code"], source="") == dataclasses.replace(thinking["code"], source="")
+    assert dataclasses.replace(thinking["structured"], source="") == dataclasses.replace(thinking["code"], source="")
+    assert thinking["creative"] == thinking["chat"]
+    assert all(table["benchmark"] == generic["benchmark"] for table in (plain, thinking))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("benchmark", (0.0, 1.0, 1, 0.0, 0.0, 1.0)),
+        ("code", (0.2, 0.95, 40, 0.0, 0.0, 1.0)),
+        ("creative", (1.0, 1.0, 0, 0.05, 0.0, 1.0)),
+        ("structured", (0.2, 0.95, 40, 0.0, 0.0, 1.0)),
+    ],
+)
+def test_an_unknown_model_has_what_the_use_asks(name: str, values: tuple[float, ...]) -> None:
+    assert dataclasses.astuple(sampling.GENERIC[name])[:-1] == values
+
+
+def test_the_names_are_options() -> None:
+    assert sampling.NAMES == ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "repeat_penalty")
+    assert {name for name, option in options().items() if option.default == "chain"} == set(sampling.NAMES)
+
+
 @pytest.mark.parametrize("architecture", ["", "llama", "qwen3"])
 def test_another_model_has_llama_cpps_values(architecture: str) -> None:
     found = sampling.chain("chat", architecture=architecture, thinking=False)

@@ -15,7 +15,7 @@ import pytest
 
 from supervisor import paths, pip, store
 from supervisor.errors import Error, Exit
-from supervisor.preset import Model, Wheel
+from supervisor.model import Model, Wheel
 from supervisor.units import MIB
 
 CONTENT = b"GGUF" + bytes(range(256)) * 12_000  # 3 MB: more than one block

@@ -11,7 +11,7 @@ from supervisor.errors import Error, Exit
 from supervisor.order import never_fits
 
 
-@click.command("check")
+@click.command("check", short_help="Find all faults of a preset's file.")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.pass_context
@@ -23,7 +23,7 @@ def command(ctx: click.Context, file: Path, as_json: bool) -> None:
     """
     found, faults = preset.check(file)
     pairs = preset.pairs(found) if found and not faults else ()
-    unfit, unknown = _unfit(file) if pairs else ((), "")
+    unfit, unknown = never_fits(file, paths.home()) if pairs else ((), "")
     if as_json:
         told = [{"line": fault.line, "message": fault.message, "hint": fault.hint} for fault in faults]
         known = {"never_fits": list(unfit), "not_planned": unknown or None}
@@ -47,11 +47,3 @@ def command(ctx: click.Context, file: Path, as_json: bool) -> None:
             render.say(f"whether it fits is not known: {unknown}")
     if faults or unfit:
         ctx.exit(Exit.CONFIG if faults else Exit.NO_FIT)
-
-
-def _unfit(file: Path) -> tuple[tuple[str, ...], str]:
-    """What can never fit, and why that isn't known."""
-    try:
-        return never_fits(file, paths.home()), ""
-    except Error as error:
-        return (), error.message

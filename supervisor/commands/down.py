@@ -18,7 +18,7 @@ POLL_S: Final = 0.02
 PRESS_S: Final = 0.3
 
 
-@click.command("down")
+@click.command("down", short_help="Stop what runs.")
 @click.option("--now", is_flag=True, help="Cut running requests instead of letting them end.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(now: bool, as_json: bool) -> None:

@@ -17,7 +17,7 @@ OWN = "llmctl"
 MOST_BYTES = 4 * MIB
 
 
-@click.command("logs")
+@click.command("logs", short_help="Print the end of a log.")
 @click.argument("name", metavar="[PRESET]", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on as it grows; Ctrl-C ends.")
 @click.option("-n", "--lines", default=50, show_default=True, type=click.IntRange(min=0), help="How many of the last lines.")

@@ -10,7 +10,7 @@ from supervisor import pack, paths, render
 from supervisor.units import size
 
 
-@click.command("pack")
+@click.command("pack", short_help="Bundle a memory trial for another box.")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--python",

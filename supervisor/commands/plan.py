@@ -11,10 +11,14 @@ from supervisor.errors import Exit
 from supervisor.order import Order
 
 
-@click.command("plan")
+@click.command("plan", short_help="Show what fits, and what is given up.")
 @click.argument("name", metavar="PRESET")
 @planning.choices
-@click.option("--gpu", metavar="NAME", help="For this card, idle and headless, in the place of the one here: rtx3070, rtx4060 …")
+@click.option(
+    "--gpu",
+    metavar="NAME",
+    help="For this card in the place of the one here: rtx3070, rtx4060 … Idle and headless; a desktop takes more: --vram 7100M.",
+)
 @click.option("--vram", metavar="SIZE", help="So much of the card is free: 7400M, 7.2G.")
 @click.option("--ram", metavar="SIZE", help="So much of the host's memory is free.")
 @click.option("--online", is_flag=True, help="Read the file's true header from the hub (11 MB) where it isn't known yet.")

@@ -1,9 +1,10 @@
-"""``llmctl presets``: what can be served."""
+"""``llmctl presets``: what can be served, and on which machine."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import textwrap
+from typing import Any, Final
 
 import click
 
@@ -12,6 +13,9 @@ from supervisor.errors import Error
 from supervisor.paths import Home
 from supervisor.preset import Preset
 from supervisor.units import size
+
+WIDTH: Final = 80
+"""Of the list: a narrow terminal's."""
 
 
 @click.command("presets")
@@ -28,21 +32,29 @@ def command(as_json: bool) -> None:
     if as_json:
         render.as_json({"presets": [as_dict(each, home) for each in found], "broken": [problem.message for problem in broken]})
         return
-    rows = [
-        (
-            each.name,
-            each.model.file,
-            size(each.model.bytes) if each.model.bytes else None,
-            "yes" if store.have(home, each.model) else "no",
-            ", ".join(_marked(each.contexts, each.context_name)) or f"{each.context}",
-            ", ".join(_marked(each.modes, each.mode_name)) or None,
-            each.about,
-        )
-        for each in found
-    ]
-    render.table(("preset", "model", "size", "here", "contexts", "modes", "about"), rows)
+    for each in found:
+        render.out(f"{each.name}\n{_text(each, home)}\n")
+    if any(each.context_name or each.mode_name for each in found):
+        render.out("* where nothing else is asked for")
     for problem in broken:
         render.error(problem)
+
+
+def _text(found: Preset, home: Home) -> str:
+    """What a person chooses by, indented."""
+    count = f", {size(found.model.bytes)}" if found.model.bytes else ""
+    lines = (
+        found.about,
+        found.machine and f"for {found.machine}",
+        f"{found.model.file}{count}{', here' if store.have(home, found.model) else ', not fetched yet'}",
+        f"--context {', '.join(_marked(found.contexts, found.context_name))}" if found.contexts else f"{found.context:,} tokens",
+        found.modes and f"--mode {', '.join(_marked(found.modes, found.mode_name))}",
+    )
+    return "\n".join(
+        textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        for line in lines
+        if line
+    )
 
 
 def as_dict(found: Preset, home: Home) -> dict[str, Any]:
@@ -50,6 +62,7 @@ def as_dict(found: Preset, home: Home) -> dict[str, Any]:
     return {
         "name": found.name,
         "about": found.about,
+        "machine": found.machine,
         "kind": found.kind,
         "model": dataclasses.asdict(found.model),
         "have": store.have(home, found.model),

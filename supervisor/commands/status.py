@@ -11,7 +11,7 @@ from supervisor import paths, render, rundir
 from supervisor.errors import Error, Exit
 
 
-@click.command("status")
+@click.command("status", short_help="Show what runs, and the memory it took.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(as_json: bool) -> None:
     """Show the running presets: state, process, slots, restarts, and the cause of the last end."""

@@ -66,7 +66,7 @@ class Start:
         serve.run(service, ready=ready)
 
 
-@click.command("up")
+@click.command("up", short_help="Serve a preset.")
 @click.argument("name", metavar="PRESET")
 @planning.choices
 @click.option("--port", default=serve.DEFAULT_PORT, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")

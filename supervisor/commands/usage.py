@@ -9,7 +9,7 @@ import click
 from supervisor import ledger, paths, render
 
 
-@click.command("usage")
+@click.command("usage", short_help="Sum requests and tokens.")
 @click.option("--records", is_flag=True, help="One line a request, newest last, instead of sums.")
 @click.option("-n", "--limit", default=100, show_default=True, type=click.IntRange(min=0), help="With --records: how many.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON; with --records one object a line.")
