@@ -7,6 +7,7 @@ Bodies go upstream byte for byte. Where a field has to differ, it is written onc
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -62,8 +63,8 @@ class Ask(BaseModel):
             len(self.prompt) if isinstance(self.prompt, list) and not all(isinstance(part, int) for part in self.prompt) else 1
         )
         # The engine's own name for n is n_cmpl, and it takes 2.0 for 2.
-        choices = max((int(said) for said in (self.n, self.n_cmpl) if isinstance(said, int | float) and said >= 1), default=1)
-        return max(1, prompts) * choices
+        choices = max((_int32(said) for said in (self.n, self.n_cmpl) if isinstance(said, int | float)), default=1)
+        return max(1, prompts) * max(1, choices)
 
     def spliced(self, body: bytes, most_tokens: int | None) -> bytes:
         """The body without what a client may not choose, and with an answer no longer than ``most_tokens``.
@@ -73,9 +74,16 @@ class Ask(BaseModel):
         """
         members = [] if self.id_slot is None and self.lora is None else [_STRIPPED]
         asked = next((n for n in (self.n_predict, self.max_completion_tokens, self.max_tokens) if n is not None), 0)
-        if most_tokens is not None and isinstance(asked, int | float) and asked > most_tokens:
+        if most_tokens is not None and isinstance(asked, int | float) and _int32(asked) > most_tokens:
             members.append(b'"n_predict":%d' % most_tokens)
         return extend(body, b",".join(members)) if members else body
+
+
+def _int32(said: float) -> int:
+    """The number as the engine reads it: of a whole one of 64 bits it keeps the low 32, so that -4294967294 is 2 there."""
+    if isinstance(said, int) and -(1 << 63) <= said < 1 << 64:
+        return (said + (1 << 31)) % (1 << 32) - (1 << 31)
+    return int(said) if math.isfinite(said) else 0
 
 
 def _unusable(why: str) -> Error:

@@ -82,7 +82,9 @@ class RunDir:
         self.instance = instance
 
     def child_folder(self, name: str) -> Path:
-        """The folder in which the child called ``name`` runs."""
+        """The folder in which the child called ``name`` runs. Raises :class:`Error` (exit code 3) for a name that isn't of one below it."""
+        if not _is_child(name):
+            raise Error(f"{name!r} can't be the name of what runs", exit=Exit.CONFIG, hint="rename the preset's file")
         return self.folder / name
 
     def note_children(self, pids: Iterable[int]) -> None:
@@ -159,11 +161,16 @@ def sweep(folder: Path) -> bool:
     for child in found.children if found else ():
         child.signal(signal.SIGKILL)
     for name in found.presets if found else ():
-        if not (folder / name).is_symlink():
+        if _is_child(name) and not (folder / name).is_symlink():
             shutil.rmtree(folder / name, ignore_errors=True)
     for name in (INSTANCE, f"{INSTANCE}.part"):
         (folder / name).unlink(missing_ok=True)
     return found is not None
+
+
+def _is_child(name: str) -> bool:
+    """Whether ``name`` is one folder below the run folder, and none of its own files: what else it might reach is not ours to remove."""
+    return Path(name).name == name and name not in ("", ".", "..", INSTANCE, f"{INSTANCE}.part")
 
 
 def _make(folder: Path) -> None:
@@ -193,7 +200,7 @@ def _parse(folder: Path) -> Instance | None:
         return Instance(
             process=_process(raw["process"]),
             address=str(raw["address"]),
-            presets=tuple(raw["presets"]),
+            presets=tuple(map(str, raw["presets"])),
             token=str(raw["token"]),
             children=tuple(_process(each) for each in raw["children"]),
         )

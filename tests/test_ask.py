@@ -94,6 +94,7 @@ def test_a_body_quotes_none_of_its_text_in_an_error() -> None:
         ('"n": 3', 3),
         ('"n": 0', 1),
         ('"n": -1', 1),
+        ('"n": -4294967294', 2),  # in the engine's 32 bits
         ('"n": null', 1),
         ('"n": "3"', 1),
         ('"n": true', 1),
@@ -184,6 +185,10 @@ def test_fields_are_the_whole_body() -> None:
         ('"max_completion_tokens": 3, "max_tokens": 9', False),
         ('"n_predict": null, "max_tokens": 9', True),
         ('"max_tokens": "many"', False),
+        ('"max_tokens": -4294967196', True),  # 100 in the engine's 32 bits
+        ('"n_predict": 4294967396', True),
+        ('"max_tokens": 4294967295', False),  # -1
+        ('"max_tokens": 1e300', True),
     ],
 )
 def test_an_answer_is_no_longer_than_the_preset_allows(members: str, capped: bool) -> None:
@@ -210,6 +215,7 @@ def short_answers(real_box: Box) -> Iterator[Client]:
         ({"max_completion_tokens": 20}, 8),
         ({"n_predict": 20}, 8),
         ({"max_tokens": -1}, 8),
+        ({"max_tokens": -4294967196}, 8),
         ({"max_tokens": None}, 8),
         ({"n_predict": -1, "max_tokens": 3}, 8),
         ({"max_tokens": 3}, 3),

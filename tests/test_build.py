@@ -447,7 +447,7 @@ def test_ctrl_c_ends_the_compilers(small: Recipe, tmp_path: Path, monkeypatch: p
 
     def after_the_first(what: str, done: int, total: int) -> None:
         if what == "compiling":
-            wait_for((tmp_path / "pid").exists)
+            wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -96,6 +96,27 @@ def test_the_owner_is_described_and_afterwards_nothing_is_left(folder: Path) -> 
     assert rundir.read(folder) is None
 
 
+ELSEWHERE = ["..", ".", "", "../x", "/etc", "a/b", "instance.json", "instance.json.part"]
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_no_child_runs_outside_a_folder_of_its_own(folder: Path, name: str) -> None:
+    with rundir.claim(folder, ("tiny",), "secret") as owned, pytest.raises(Error) as caught:
+        owned.child_folder(name)
+    assert caught.value.message == f"{name!r} can't be the name of what runs"
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_description_removes_nothing_that_is_not_below_it(tmp_path: Path, name: str) -> None:
+    """A preset called ``..`` once made ``down`` remove all of LLMCTL_HOME."""
+    folder, precious = tmp_path / "home" / "run", tmp_path / "home" / "x" / "precious"
+    with rundir.claim(folder, (name,), "secret"):
+        precious.parent.mkdir(exist_ok=True)
+        precious.write_text("models")
+    assert precious.read_text() == "models"
+    assert folder.is_dir()
+
+
 def test_nothing_is_left_after_a_failure_either(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt), rundir.claim(folder, ("tiny",), "secret"):
         raise KeyboardInterrupt
