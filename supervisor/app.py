@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,15 +15,13 @@ from supervisor import gate, reply
 from supervisor.connection import KEY
 from supervisor.control import Control
 from supervisor.errors import Error, Exit
-from supervisor.proxy import Proxy
-
-GENERATING: Final = ("/v1/chat/completions", "/v1/completions")
+from supervisor.proxy import KIND_OF, Proxy
 
 
 def make(proxy: Proxy, control: Control) -> ASGIApp:
     """Put the routes together."""
     routes = [
-        *(Route(path, proxy, methods=["POST"]) for path in GENERATING),
+        *(Route(path, proxy, methods=["POST"]) for path in KIND_OF),
         Route("/v1/models", control.models, methods=["GET"]),
         Route("/health", control.health, methods=["GET"]),
         Route("/llmctl/status", control.status, methods=["GET"]),
@@ -49,7 +46,7 @@ class _Outermost:
             except Error as error:
                 await reply.refuse(scope[KEY], send, error)
                 return
-            generating = scope["method"] == "POST" and scope["path"] in GENERATING
+            generating = scope["method"] == "POST" and scope["path"] in KIND_OF
             await (self._proxy if generating else self._rest)(scope, receive, send)
         except asyncio.CancelledError:
             pass  # by its connection's loss, or because llmctl stops: a normal return

@@ -124,9 +124,19 @@ def read(header: Header) -> Architecture:
         raise _senseless(header, "block_count", n_all)
     head_k = header.integer("attention.key_length", n_embd // max(1, heads[0]))
     head_v = header.integer("attention.value_length", n_embd // max(1, heads[0]))
-    if min(n_embd, head_k, head_v, *heads) < 1:
-        raise _senseless(header, "attention.head_count", heads[0])
     window = header.integer("attention.sliding_window", 0) if family == "gemma3" else 0
+    for key, values, least in (
+        ("embedding_length", (n_embd,), 1),
+        ("attention.head_count", heads, 1),
+        ("attention.head_count_kv", heads_kv, 0),
+        ("attention.key_length", (head_k,), 1),
+        ("attention.value_length", (head_v,), 1),
+        ("feed_forward_length", widths, 0),
+        ("attention.sliding_window", (window,), 0),
+    ):
+        for value in values:
+            if not least <= value <= _MOST:
+                raise _senseless(header, key, value)
     kinds = _kinds(header, n_all, mtp, window)
     layers = tuple(
         Layer(kind, heads[i], *((0, 0) if kind == "recurrent" else (heads_kv[i] * head_k, heads_kv[i] * head_v)), widths[i])
@@ -195,10 +205,13 @@ def _recurrent(header: Header) -> Recurrent:
     heads = header.integer("ssm.time_step_rank")
     inner = header.integer("ssm.inner_size")
     groups, state = header.integer("ssm.group_count"), header.integer("ssm.state_size")
-    if min(heads, groups, state, inner) < 1:
-        raise _senseless(header, "ssm.time_step_rank", heads)
+    kernel = header.integer("ssm.conv_kernel")
+    told = {"time_step_rank": heads, "inner_size": inner, "group_count": groups, "state_size": state, "conv_kernel": kernel}
+    for key, value in told.items():
+        if not 1 <= value <= _MOST:
+            raise _senseless(header, f"ssm.{key}", value)
     return Recurrent(
-        conv_kernel=header.integer("ssm.conv_kernel"),
+        conv_kernel=kernel,
         conv_channels=inner + 2 * groups * state,
         heads=heads,
         head_dim=inner // heads,
@@ -212,6 +225,8 @@ def _vocabulary(header: Header, tensors: dict[str, tuple[int, ...]]) -> int:
     return math.prod(shape[1:]) if len(shape) > 1 else header.lengths.get("tokenizer.ggml.tokens", 0)
 
 
+_MOST: Final = 1 << 24
+"""Of any width: 60 times that of the largest models there are."""
 _MOST_LAYERS: Final = 1024
 """Far above llama.cpp's own bound of 512 (LLAMA_MAX_LAYERS, src/llama-hparams.h)."""
 

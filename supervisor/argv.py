@@ -18,6 +18,7 @@ from supervisor import passthrough
 from supervisor.errors import Error, Exit
 from supervisor.option import AUTO, CHAIN, applies, options
 from supervisor.preset import Preset
+from supervisor.words import quoted
 
 if TYPE_CHECKING:
     from supervisor.engine import Flags
@@ -83,11 +84,13 @@ def _check_extra(preset: Preset, server: Path, flags: Flags) -> None:
         flag = word if word in flags else passthrough.canonical(word)
         if flag not in flags:
             raise Error(
-                f"extra_args has {word!r}, which the engine {server} doesn't have", exit=Exit.ENGINE, hint=f"{server} --help"
+                f"extra_args has {quoted(word)}, which the engine {server} doesn't have",
+                exit=Exit.ENGINE,
+                hint=f"{server} --help",
             )
         for spelling in flags.group(flag):
             if told := passthrough.refusal(spelling):
-                message = told[0].replace(repr(spelling), f"{word!r} ({spelling})", 1)
+                message = told[0].replace(repr(spelling), f"{quoted(word)} ({spelling})", 1)
                 raise Error(message, exit=Exit.CONFIG, hint=told[1])
 
 

@@ -30,6 +30,8 @@ class Ask(BaseModel):
     n: Any = None
     n_cmpl: Any = None
     prompt: Any = None
+    input: Any = None
+    documents: Any = None
     id_slot: Any = None
     lora: Any = None
     n_predict: Any = None
@@ -58,10 +60,9 @@ class Ask(BaseModel):
 
     @property
     def cost(self) -> int:
-        """How many sequences it decodes: choices times prompts, at least 1."""
-        prompts = (
-            len(self.prompt) if isinstance(self.prompt, list) and not all(isinstance(part, int) for part in self.prompt) else 1
-        )
+        """How many sequences it decodes: choices times prompts (or texts to embed or to rank), at least 1."""
+        lists = (many for many in (self.prompt, self.input, self.documents) if isinstance(many, list))
+        prompts = max((len(many) for many in lists if not all(isinstance(part, int) for part in many)), default=1)
         # The engine's own name for n is n_cmpl, and it takes 2.0 for 2.
         choices = max((_int32(said) for said in (self.n, self.n_cmpl) if isinstance(said, int | float)), default=1)
         return max(1, prompts) * max(1, choices)

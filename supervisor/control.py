@@ -92,7 +92,7 @@ def describe(ward: Ward) -> dict[str, Any]:
 
 def _memory(ward: Ward) -> dict[str, Any]:
     """MiB a term: what the plan said, and what the engine said at its last start, None for what its log doesn't name."""
-    planned, seen = ward.launch.plan.estimate, ward.allocated
+    planned, seen = ward.launch.plan.predicted, ward.allocated
     return {
         "device": ward.launch.plan.budget.device,
         "planned_mib": {"device": _mib(planned.device), "host": _mib(planned.host)},

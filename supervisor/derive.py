@@ -81,6 +81,7 @@ def settle(preset: Preset, shape: Architecture, budget: Budget) -> Settings:
         draft_length=preset.draft_length,
         checkpoints=int(preset.checkpoints),
         cache_ram_mib=preset.cache_ram,
+        embeds=preset.kind != "chat",
         cuda=budget.cuda,
         cpu_flags=budget.machine.cpu_flags & estimate.REPACK_FLAGS,
     )

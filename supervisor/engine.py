@@ -125,8 +125,11 @@ class Engine:
 
     @property
     def identity(self) -> str:
-        """What distinguishes it from every other: its key, or the path and build of one that we did not build."""
-        return f"{self.server} b{self.build}" if self.key == EXTERNAL else self.key
+        """What distinguishes it from every other: its key, or the path, build, size and time of one that we did not build."""
+        if self.key != EXTERNAL:
+            return self.key
+        stat = self.server.stat()
+        return f"{self.server} b{self.build} {stat.st_size} {stat.st_mtime_ns}"
 
     @property
     def known(self) -> bool:

@@ -22,7 +22,7 @@ host:
 - ``embedding``: on a plan with a card, the mapped embedding; it stays there though a tied one is copied to the card.
 - ``layers``: weights, cache and state of the layers that are left on the CPU.
 - ``repacked``: without a card, weights that the CPU backend copies into an order of its own, in anonymous memory (:func:`repacked`).
-- ``output``: a row of logits a slot, for every context. ``drafted``: what drafting adds on the host.
+- ``output``: a row of logits a slot, for every context. ``grown``: what the first use adds on the host.
 - ``compute``: on a plan with a card, the host's part of the compute buffers: inputs and the embedded tokens.
 - ``checkpoints``, ``prompt_cache``: what the server may keep of old prompts, at most. ``process``: itself.
 
@@ -81,6 +81,9 @@ class Settings:
     checkpoints: int = 0
     """A slot."""
     cache_ram_mib: int = 0
+    embeds: bool = False
+    """It serves embeddings or ranks: the engine keeps an output of every token (``server_output_limits``, server-context.cpp:41). Their
+    compute buffer is planned 2 % too large (SmolLM2: 103 of 100 MiB)."""
     cuda: bool = False
     cpu_flags: frozenset[str] = frozenset()
     """As /proc/cpuinfo spells them."""
@@ -148,8 +151,8 @@ def make(
         "embedding": held.embedding,
         "layers": held.layers + kv_bytes(architecture, settings, left) + _state_bytes(architecture, settings, left),
         "repacked": held.repacked + (_repacked_bytes(draft[1].tensors, settings.cpu_flags) if draft and not settings.cuda else 0),
-        "output": contexts * settings.slots * architecture.vocabulary * 4,
-        "drafted": _drafted_bytes(architecture, settings),
+        "output": contexts * settings.slots * _output_row_bytes(architecture, settings),
+        "grown": _grown_bytes(architecture, settings),
         "compute": host_buffer + drafting_host,
         "checkpoints": settings.checkpoints * settings.slots * checkpoint,
         "prompt_cache": settings.cache_ram_mib * MIB,
@@ -303,13 +306,21 @@ def _drafting(architecture: Architecture, settings: Settings, draft: tuple[Archi
     return 0, 0
 
 
-def _drafted_bytes(architecture: Architecture, settings: Settings) -> int:
-    """What drafting adds on the host, most of it to the output buffers at the first draft (``output_reserve``, llama-context.cpp:2116).
+def _output_row_bytes(architecture: Architecture, settings: Settings) -> int:
+    """A token's logits, and its embedding where that is wanted (``output_reserve``, src/llama-context.cpp:2116)."""
+    return 4 * (architecture.vocabulary + (architecture.n_embd if settings.embeds else 0))
 
-    Rows of logits beyond the first of each slot; with MTP, the hidden state of a batch's tokens in both contexts, and what sampling on
-    the backend returns.
+
+def _grown_bytes(architecture: Architecture, settings: Settings) -> int:
+    """What the first use adds on the host, most of it to the output buffers (``output_reserve``, src/llama-context.cpp:2116).
+
+    Rows beyond the first of each slot: of a draft's tokens, or of a batch's where they are embedded. With MTP, the hidden state of a
+    batch's tokens in both contexts, and what sampling on the backend returns.
     """
-    rows = 4 * architecture.vocabulary * settings.slots
+    row = _output_row_bytes(architecture, settings)
+    if settings.embeds:
+        return row * max(0, settings.tokens - settings.slots)
+    rows = row * settings.slots
     head = 2 * 4 * architecture.n_embd * settings.batch + 3 * rows if settings.speculative == "mtp" else 0
     table = NGRAM_TABLE_BYTES if settings.speculative == "ngram" else 0
     return rows * settings.drafted + head + table
@@ -317,7 +328,8 @@ def _drafted_bytes(architecture: Architecture, settings: Settings) -> int:
 
 def shape(architecture: Architecture, settings: Settings, *, scratch: bool = True) -> graph.Shape:
     """What the compute graph depends on; without ``scratch``, as if nothing had to be converted."""
-    outputs = min(settings.batch, settings.tokens, settings.slots * (1 + settings.drafted))
+    wanted = settings.batch if settings.embeds else settings.slots * (1 + settings.drafted)
+    outputs = min(settings.batch, settings.tokens, wanted)
     return graph.Shape(
         tokens=settings.tokens,
         slots=settings.slots,

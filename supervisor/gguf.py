@@ -292,6 +292,8 @@ def _blocks(spans: str) -> Iterator[int]:
     """``"0-3,6"`` → ``0,1,2,3,6``."""
     for span in spans.split(","):
         first, _, last = span.partition("-")
+        if not 0 <= int(first) <= int(last or first) < _PAIRS_MAX:
+            raise ValueError(f"{span!r} is no span of blocks")
         yield from range(int(first), int(last or first) + 1)
 
 

@@ -68,7 +68,7 @@ def _kept(home: Home, identity: str) -> Path:
 def _load(path: Path) -> Header:
     try:
         return gguf.expand(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise Error(f"{path} is no condensed header: {exc}", exit=Exit.MODEL, hint=f"rm {path}") from exc
 
 

@@ -113,6 +113,10 @@ _PATTERNS: Final[tuple[tuple[str, Cause], ...]] = (
         "missing tensor",
         Cause("the model file lacks a tensor", permanent=True, hint="delete that file, then llmctl up fetches it again"),
     ),
+    (
+        "common_chat_verify_template",
+        Cause("the chat template can't be used", permanent=True, hint="correct chat_template_file, or leave it out"),
+    ),
     ("failed to create MTP context", Cause("the model file has no MTP head", permanent=True)),
     ("couldn't bind HTTP server socket", Cause("the child's socket is taken", permanent=False)),
     ("failed to load model", Cause("the model could not be loaded", permanent=False)),

@@ -12,13 +12,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from supervisor.paths import Home
 from supervisor.plan import Allocated
 
 KEEP: Final = 64
 """Starts a file; each is some 400 bytes."""
+MOST_BYTES: Final = 1 << 50
+"""Of a term: more isn't a measurement."""
 
 
 def identity(file: Path) -> str:
@@ -33,8 +35,8 @@ def identity(file: Path) -> str:
 def load(home: Home, file: Path, engine: str) -> Sequence[Allocated]:
     """What ``engine`` (its key) allocated for this model file, newest first."""
     try:
-        return tuple(Allocated(**each) for each in json.loads(_path(home, file, engine).read_text()))
-    except (OSError, ValueError, TypeError):
+        return tuple(_read(each) for each in json.loads(_path(home, file, engine).read_text()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):  # damaged, or another version's
         return ()
 
 
@@ -51,6 +53,15 @@ def keep(home: Home, file: Path, engine: str, seen: Allocated) -> None:
 
 def _folder(home: Home) -> Path:
     return home.data / "measured"
+
+
+def _read(each: dict[str, Any]) -> Allocated:
+    """One start. Raises ValueError for what can't be true."""
+    found = Allocated(str(each["settings"]), str(each["weights"]), each["device"], each["host"])
+    for term, count in (*found.device.items(), *found.host.items()):
+        if type(count) is not int or not 0 <= count < MOST_BYTES:
+            raise ValueError(f"{term} is {count!r}")
+    return found
 
 
 def _path(home: Home, file: Path, engine: str) -> Path:

@@ -4,10 +4,13 @@ The place is a repository of the hub, a Python wheel on the package index (how a
 on this machine. A fetched file is pinned by its sha256; a path may be, since it is the user's own. ``header`` names a condensed GGUF header
 that is shipped in ``presets/headers``, so that a file can be planned before it is fetched; ``mtp`` says what its header must hold, because
 two repositories hold different files under one name, with and without an MTP head.
+
+What the block says ends up in paths, addresses and command lines: each part has a shape that is no way out of them (``..``, ``/``, ``-r``).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +19,14 @@ from typing import Any, Final
 
 from supervisor import paths
 from supervisor.value import Integer, Kind, Schema, Switch, Text, Value, take, unknown
-from supervisor.words import Block, Fault, Node, shown
+from supervisor.words import Block, Fault, Node, quoted, shown
 
 HEADERS: Final = "headers"
 """Folder of the condensed headers, in that of the shipped presets."""
+PATH_BYTES: Final = 4096
+"""Linux's PATH_MAX, with the NUL at its end."""
+NAME_BYTES: Final = 255
+"""Linux's NAME_MAX."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,18 @@ class Part:
 
 
 _SHA256: Final = Text("[0-9a-f]{64}", "a sha256 of 64 hex digits", "…64 hex digits…")
-_FILE: Final = Text(r"[^/\x00]+\.gguf", "a file name that ends in .gguf", "model.gguf")
+_FILE: Final = Text(r"[A-Za-z0-9_][ -.0-\[\]-~]{0,200}\.gguf", "a file name in ASCII that ends in .gguf", "model.gguf")
+_SEGMENT: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
+_NO_DOTS: Final = r"(?!.*\.\.)"
+_REPOSITORY: Final = Text(f"{_NO_DOTS}{_SEGMENT}/{_SEGMENT}", "owner/name", "owner/name")
+_REVISION: Final = Text(f"{_NO_DOTS}(?!.{{201}}){_SEGMENT}(?:/{_SEGMENT})*", "a commit or branch", "main")
+_DISTRIBUTION: Final = Text(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,98}[A-Za-z0-9])?", "a distribution's name", "name")
+"""PEP 508's names."""
+_VERSION: Final = Text(rf"{_NO_DOTS}[0-9][A-Za-z0-9.!+_-]{{0,63}}", "an exact version", "1.0")
+_MEMBER: Final = Text(
+    r"(?![/.-])(?!.*(?:\.\.|//|/[.-]))[^\\]{1,400}\.gguf", "the path of a .gguf file in the wheel", "pkg/model.gguf"
+)
+_HEADER: Final = Text(rf"{_NO_DOTS}{_SEGMENT}", "the name of a shipped header", "…")
 
 MODEL: Final[Mapping[str, Part]] = MappingProxyType(
     {
@@ -98,26 +116,22 @@ MODEL: Final[Mapping[str, Part]] = MappingProxyType(
         "sha256": Part(_SHA256, "of the file"),
         "licence": Part(Text(), "SPDX name of the weights' licence"),
         "mtp": Part(Switch("yes", "no"), "whether the file must hold an MTP head"),
-        "header": Part(
-            Text(r"[\w.-]{1,100}", "the name of a shipped header", "…"), "shipped header to plan with before the file is here"
-        ),
+        "header": Part(_HEADER, "shipped header to plan with before the file is here"),
         "path": Part(Text(r".*\.gguf", "the path of a .gguf file", "/models/my.gguf"), "a file on this machine"),
     }
 )
 HUB: Final[Mapping[str, Part]] = MappingProxyType(
     {
-        "repository": Part(Text(r"[\w.-]+/[\w.-]+", "owner/name", "owner/name"), "owner/name", required=True),
-        "revision": Part(Text(r"[\w./-]+", "a commit or branch", "main"), "commit or branch; main if left out"),
+        "repository": Part(_REPOSITORY, "owner/name", required=True),
+        "revision": Part(_REVISION, "commit or branch; main if left out"),
     }
 )
 WHEEL: Final[Mapping[str, Part]] = MappingProxyType(
     {
-        "name": Part(Text(r"[\w.-]+", "a distribution's name", "name"), "distribution name", required=True),
-        "version": Part(Text(r"[\w.!+-]+", "a version", "1.0"), "exact version", required=True),
+        "name": Part(_DISTRIBUTION, "distribution name", required=True),
+        "version": Part(_VERSION, "exact version", required=True),
         "sha256": Part(_SHA256, "of the wheel", required=True),
-        "member": Part(
-            Text(r".+\.gguf", "the path of a .gguf file in the wheel", "pkg/model.gguf"), "path in the wheel", required=True
-        ),
+        "member": Part(_MEMBER, "path in the wheel", required=True),
     }
 )
 SOURCES: Final[Mapping[str, Mapping[str, Part]]] = MappingProxyType({"hub": HUB, "wheel": WHEEL})
@@ -167,11 +181,14 @@ def read(node: Node, at: str, line: int, folder: Path, faults: list[Fault]) -> M
 
 
 def resolved(written: str, folder: Path) -> Path:
-    """The absolute path that was meant from ``folder``, ``~`` too. ``ValueError`` for the home of nobody."""
+    """The absolute path that was meant from ``folder``, ``~`` too. ``ValueError`` for the home of nobody, and for what no path may be."""
     try:
-        return (folder / Path(written).expanduser()).absolute()
+        path = (folder / Path(written).expanduser()).absolute()
     except RuntimeError as exc:  # pathlib's, for ~nobody
         raise ValueError("there is no such home folder") from exc
+    if len(os.fsencode(path)) >= PATH_BYTES or any(len(os.fsencode(part)) > NAME_BYTES for part in path.parts):
+        raise ValueError(f"a path has less than {PATH_BYTES} bytes, and a name in it at most {NAME_BYTES}")
+    return path
 
 
 def _place(found: dict[str, Value], folder: Path, at: str, line: int, faults: list[Fault]) -> None:
@@ -180,7 +197,7 @@ def _place(found: dict[str, Value], folder: Path, at: str, line: int, faults: li
     try:
         path = resolved(written, folder)
     except ValueError as exc:
-        faults.append(Fault(line, f"{at} is {written!r}, but {exc}", "path: /models/my.gguf"))
+        faults.append(Fault(line, f"{at} is {quoted(written)}, but {exc}", "path: /models/my.gguf"))
         return
     found["path"] = str(path)
     found.setdefault("file", path.name)

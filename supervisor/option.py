@@ -131,7 +131,7 @@ class Options:
     )
     device: str = _option(
         "none",
-        Text(r"[A-Za-z][A-Za-z0-9_-]*", "none or a device's name, CUDA0", "CUDA0"),
+        Text(r"[A-Za-z][A-Za-z0-9_-]{0,31}", "none or a device's name, CUDA0", "CUDA0"),
         "backend device that holds the model: CUDA0; none is the CPU",
         flag="--device",
     )
@@ -263,7 +263,7 @@ class Options:
         spelled={UNLIMITED: ("--predict", "-1")},
         only=_CHAT,
     )
-    warm_prompt: str = _option("", Text(), "a system prompt that is evaluated before the first request comes")
+    warm_prompt: str = _option("", Text(lines=True), "a system prompt that is evaluated before the first request comes")
     extra_args: tuple[str, ...] = _option(
         (), List(), "words passed on to llama-server; not what llmctl sets itself, nor what opens a door"
     )

@@ -12,13 +12,14 @@ other flags at least the same weights.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from supervisor import architecture, derive, estimate
+from supervisor import architecture, derive, estimate, gguf, passthrough
 from supervisor.allocation import Allocation
 from supervisor.budget import Budget
 from supervisor.errors import Error, Exit
@@ -45,14 +46,19 @@ class Allocated:
     host: Mapping[str, int]
 
 
-def fingerprint(settings: Settings, *, weights_only: bool = False) -> str:
-    """What of the settings decides the engine's buffers, or its weights alone, as a short text that can be kept and compared."""
+def fingerprint(preset: Preset, settings: Settings, *, weights_only: bool = False) -> str:
+    """What decides the engine's buffers, or its weights alone, as a short text that can be kept and compared.
+
+    Extra arguments may change anything, so they tell two starts apart.
+    """
     said = {
         each.name: getattr(settings, each.name) for each in fields(settings) if each.name not in ("checkpoints", "cache_ram_mib")
     }
-    said |= {"cpu_flags": sorted(settings.cpu_flags), "mtp": settings.speculative == "mtp"}
+    said |= {"cpu_flags": sorted(settings.cpu_flags), "mtp": settings.speculative == "mtp", "extra": preset.extra_args}
     if weights_only:
-        said = {name: said[name] for name in ("gpu_layers", "cuda", "cpu_flags", "mtp")}
+        said = {name: said[name] for name in ("gpu_layers", "cuda", "cpu_flags", "mtp", "extra")}
+    elif preset.draft_model is not None:
+        said["draft"] = (preset.draft_model.sha256, preset.draft_model.source, preset.draft_model.file)
     return hashlib.sha256(repr(sorted(said.items())).encode()).hexdigest()[:16]
 
 
@@ -66,7 +72,10 @@ class Plan:
     """Complete: nothing in it is still to be derived."""
     header: Header
     settings: Settings
+    predicted: Estimate
+    """By the formulas alone."""
     estimate: Estimate
+    """The same, corrected by what the engine allocated before."""
     budget: Budget
     given_up: tuple[str, ...]
     """The rungs that were taken, in words."""
@@ -162,14 +171,15 @@ def make(
 
 
 def _fewer_layers(full: Plan, one: Callable[[Preset, tuple[str, ...]], Plan]) -> Plan:
-    """The most layers on the card with which it fits; if it fits with none, as it was."""
+    """The most layers on the card with which it fits there; as it was if it fits with none. What it takes grows with the layers."""
     every = architecture.read(full.header).offloadable
-    for layers in range(every - 1, 0, -1):
-        words = f"{every - layers} of {every} layers run on the CPU ({_short(full)})"
-        found = one(full.asked.change({"gpu_layers": str(layers)}, "fallback"), (*full.given_up, words))
-        if not found.device_lacks:
-            return found
-    return full
+
+    def with_layers(count: int) -> Plan:
+        words = f"{every - count} of {every} layers run on the CPU ({_short(full)})"
+        return one(full.asked.change({"gpu_layers": str(count)}, "fallback"), (*full.given_up, words))
+
+    count = bisect.bisect_right(range(1, every), False, key=lambda layers: with_layers(layers).device_lacks > 0)
+    return with_layers(count) if count else full
 
 
 def _helps(found: Plan, before: Plan) -> bool:
@@ -190,16 +200,21 @@ def _plan(preset: Preset, headers: Headers, budget: Budget, past: PastByModel, g
     preset, reasons = derive.complete(preset, shape, header, budget)
     settings = derive.settle(preset, shape, budget)
     found = estimate.make(shape, header, settings, draft=(architecture.read(draft), draft) if draft else None)
-    found, doubts = corrected(found, settings, past.get(preset.model, ()))
+    predicted = found
+    found, doubts = corrected(found, preset, settings, past.get(preset.model, ()))
+    if uncounted := passthrough.uncounted(preset.extra_args):
+        doubts = (f"{', '.join(uncounted)} of extra_args may take or save memory that isn't counted here", *doubts)
     if shape.rough:
         doubts = (shape.rough, *doubts)
     if header.assumed:
         doubts = ("the file itself was not read yet, its sizes are those of its recipe: --online reads its header", *doubts)
-    return Plan(asked, preset, header, settings, found, budget, given_up, (*asked.notes, *reasons, *doubts))
+    return Plan(asked, preset, header, settings, predicted, found, budget, given_up, (*asked.notes, *reasons, *doubts))
 
 
 def refuse(preset: Preset, header: Header, budget: Budget, engine: Engine | None) -> None:
     """Raise :class:`Error` for what can't run, however much memory there is."""
+    if faults := gguf.faults(header):
+        raise Error(f"{preset.model.file} can't be loaded: {faults[0]}", exit=Exit.MODEL, hint="another file of the model")
     if preset.speculative == "mtp" and not header.has_mtp:
         raise Error(
             f"{preset.model.file} has no MTP head, and {preset.name} speculates with one",
@@ -230,16 +245,17 @@ def allocated(plan: Plan, seen: Allocation) -> Allocated:
     device = dict(seen.device)
     if "compute" in device:
         device["scratch"] = 0
-    return Allocated(fingerprint(plan.settings), fingerprint(plan.settings, weights_only=True), device, dict(seen.host))
+    kept = plan.preset, plan.settings
+    return Allocated(fingerprint(*kept), fingerprint(*kept, weights_only=True), device, dict(seen.host))
 
 
-def corrected(found: Estimate, settings: Settings, past: Sequence[Allocated]) -> tuple[Estimate, tuple[str, ...]]:
+def corrected(found: Estimate, preset: Preset, settings: Settings, past: Sequence[Allocated]) -> tuple[Estimate, tuple[str, ...]]:
     """The estimate, with what the engine allocated before in the place of what was predicted.
 
     (1) It ran with these very settings: every term it reported. (2) It ran with others: the weights, which don't depend on them
     while the same layers are on the card and MTP's block is loaded or not as before.
     """
-    whole, weights = fingerprint(settings), fingerprint(settings, weights_only=True)
+    whole, weights = fingerprint(preset, settings), fingerprint(preset, settings, weights_only=True)
     seen = next((each for each in past if each.settings == whole), None)
     words, terms = (
         "the memory is what the engine allocated before, with the same flags",

@@ -28,7 +28,7 @@ TERMS: Final = {
     "layers": "layers that the CPU computes, with their cache",
     "repacked": "weights in the CPU's own order",
     "output": "logits",
-    "drafted": "buffers that a first draft takes",
+    "grown": "what the first use adds to them",
     "checkpoints": "states to return to, at most",
     "prompt_cache": "prompts of idle slots, at most",
     "process": "the engine itself",

@@ -14,23 +14,32 @@ import contextlib
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from supervisor import passthrough, paths, profile
+from supervisor import paths, profile
 from supervisor.errors import Error, Exit
 from supervisor.model import Model
 from supervisor.option import CONTEXT_STEP, UNLIMITED, Options, options
 from supervisor.profile import Ladder, Layer, Profile, Rung, Set, Setting, worded
 from supervisor.rules import Conflict, conflicts, idle
 from supervisor.value import Value, nearest
-from supervisor.words import Fault
+from supervisor.words import Fault, first, quoted
 
 DEFAULT: Final = "default"
 FILE: Final = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence on why an option has its value; true as long as that comes from ``origin``."""
+
+    key: str
+    origin: str
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +64,16 @@ class Preset(Options):
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Option → where its value comes from: ``default``, ``file``, ``mode latency``, ``context long``, ``--context``, ``--set``, or
     the origin given to :meth:`change`."""
-    notes: tuple[str, ...] = field(default=(), compare=False)
-    """A sentence on the context that a number of tokens took, and one for each option in which the context won over the mode."""
+    remarks: tuple[Note, ...] = field(default=(), compare=False)
+    """What was to say when it was put together; see :attr:`notes`."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence on the context that a number of tokens took, and one for each option in which the context won over the mode.
+
+        Nothing on an option whose value was given in another way after all.
+        """
+        return tuple(each.sentence for each in self.remarks if self.origins.get(each.key) == each.origin)
 
     @property
     def slot_context(self) -> int:
@@ -100,7 +117,11 @@ class Preset(Options):
             try:
                 values[key] = option.kind.read(value if isinstance(value, str) else option.kind.write(value))
             except ValueError as exc:
-                raise Error(f"{origin}: {key} is {value!r}, but {exc}", exit=Exit.CONFIG, hint="correct the preset") from exc
+                raise Error(
+                    f"{origin}: {key} is {quoted(value) if isinstance(value, str) else value}, but {exc}",
+                    exit=Exit.CONFIG,
+                    hint="correct the preset",
+                ) from exc
         origins = MappingProxyType({**self.origins, **dict.fromkeys(values, origin)})
         changed = dataclasses.replace(self, **values, origins=origins)
         for conflict in changed.conflicts():
@@ -135,23 +156,32 @@ def _without(changes: Mapping[str, Value | Model], name: str) -> Mapping[str, Va
 
 
 def names(home: paths.Home) -> tuple[str, ...]:
-    """All presets there are, sorted; the user's own and the shipped ones."""
+    """All presets there are, sorted; the user's own and the shipped ones, broken ones too. What has no preset's name isn't one."""
     found = {path.stem for folder in _folders(home) for path in folder.glob("*.yaml")}
-    return tuple(sorted(found))
+    return tuple(sorted(filter(profile.nameable, found)))
+
+
+def misnamed(home: paths.Home) -> tuple[Path, ...]:
+    """The user's files that would be presets but for their names; hidden ones are an editor's."""
+    found = (path for path in home.presets.glob("*.yaml") if not path.name.startswith("."))
+    return tuple(sorted(path for path in found if not profile.nameable(path.stem)))
 
 
 def find(name: str, home: paths.Home) -> Path:
-    """The file of the preset called ``name``; the user's own wins over a shipped one. Error (exit code 3, status 404) if there is none."""
-    if name in profile.RESERVED:
-        raise Error(f"a preset can't be called {name!r}", exit=Exit.CONFIG, hint="rename its file")
-    for folder in _folders(home):
-        path = folder / f"{name}.yaml"
-        with contextlib.suppress(OSError, ValueError):  # a name too long, or one with a NUL
-            if "/" not in name and path.is_file():
+    """The file of the preset called ``name``; the user's own wins over a shipped one, also where it can't be read.
+
+    Error (exit code 3, status 404) if there is none.
+    """
+    if profile.nameable(name):
+        for folder in _folders(home):
+            path = folder / f"{name}.yaml"
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                with contextlib.suppress(PermissionError):  # perhaps there is: reading it says why that isn't known
+                    path.lstat()
                 return path
-    near = nearest(name, names(home))
+    near, odd = nearest(name, names(home)), "" if profile.nameable(name) else ", and none can be called so"
     raise Error(
-        f"there is no preset {name!r}; there are: {', '.join(names(home)) or 'none'}",
+        f"there is no preset {quoted(name)}{odd}; there are: {', '.join(names(home)) or 'none'}",
         exit=Exit.CONFIG,
         hint=f"llmctl up {near}" if near else "llmctl presets",
         status=404,
@@ -186,13 +216,9 @@ def check(path: Path) -> tuple[Profile | None, tuple[Fault, ...]]:
     """
     found, faults = profile.read(path)
     if found is None or faults:  # what doesn't hold for itself isn't held against the rest
-        return found, _by_line(faults)
+        return found, first(faults)
     ways = [_assemble(found, context, mode) for context, mode in pairs(found)]
-    return found, _by_line([*(fault for made in ways for fault in _way_faults(found, made)), *_idle_faults(found, ways)])
-
-
-def _by_line(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    return tuple(sorted(dict.fromkeys(faults), key=lambda fault: fault.line))
+    return found, first([*(fault for made in ways for fault in _way_faults(found, made)), *_idle_faults(found, ways)])
 
 
 def pairs(found: Profile) -> tuple[tuple[str, str], ...]:
@@ -208,13 +234,15 @@ def _folders(home: paths.Home) -> tuple[Path, Path]:
 
 def _chosen(found: Profile, context: str | None, mode: str | None, overrides: Sequence[str]) -> Preset:
     """The preset that the command line asks for."""
-    context_name, tokens, notes = _context(found, context)
+    context_name, tokens, why = _context(found, context)
     mode_name = _overlay("mode", mode, tuple(found.modes), found) if mode is not None else found.default_mode
     more = [("--context", {"context": Set(tokens, 0)})] if tokens is not None else []
     given = {}
-    for key, word in map(_assignment, overrides):
-        given[key] = Set(_override(key, word), 0)
-    made = _assemble(found, context_name, mode_name, [*more, ("--set", given)], notes)
+    for key, value in map(profile.assigned, overrides):
+        given[key] = Set(value, 0)
+    made = _assemble(
+        found, context_name, mode_name, [*more, ("--set", given)], [Note("context", "--context", why)] if why else []
+    )
     for conflict in (*made.conflicts(), *filter(None, (idle(options()[key], made) for key in given))):
         origin = made.origins.get(conflict.key, DEFAULT)
         blame = next((key for key in (conflict.key, *given) if key in given), None)
@@ -226,7 +254,7 @@ def _chosen(found: Profile, context: str | None, mode: str | None, overrides: Se
 
 
 def _assemble(
-    found: Profile, context: str, mode: str, more: Sequence[tuple[str, Layer]] = (), notes: tuple[str, ...] = ()
+    found: Profile, context: str, mode: str, more: Sequence[tuple[str, Layer]] = (), remarks: Sequence[Note] = ()
 ) -> Preset:
     """Lay the layers over one another; the result's settings may not go together yet."""
     over = found.contexts.get(context, {})
@@ -245,10 +273,15 @@ def _assemble(
         context_name=context,
         mode_name=mode,
         origins=MappingProxyType(origins),
-        notes=(
-            *notes,
+        remarks=(
+            *remarks,
             *(
-                f"mode {mode} has {key} {worded(key, each.value)}, context {context} has {worded(key, over[key].value)}: the context wins"
+                Note(
+                    key,
+                    f"context {context}",
+                    f"mode {mode} has {key} {worded(key, each.value)}, "
+                    f"context {context} has {worded(key, over[key].value)}: the context wins",
+                )
                 for key, each in under.items()
                 if key in over and over[key].value != each.value and key != "fallback"
             ),
@@ -311,30 +344,30 @@ def _idle_faults(found: Profile, ways: Sequence[Preset]) -> Iterator[Fault]:
                 yield Fault(each.line, told[0].message, told[0].hint)
 
 
-def _context(found: Profile, asked: str | None) -> tuple[str, int | None, tuple[str, ...]]:
-    """The context overlay for ``--context NAME|N|Nk``, N, and a sentence on why this overlay.
+def _context(found: Profile, asked: str | None) -> tuple[str, int | None, str]:
+    """The context overlay for ``--context NAME|N|Nk``, N, and for N a sentence on why this overlay.
 
     (1) not given: the default, (2) N: the smallest that holds N, else the largest, (3) a name.
     """
     if asked is None:  # (1)
-        return found.default_context, None, ()
+        return found.default_context, None, ""
     if not asked[:1].isdigit() and not asked.startswith(("-", "+")):  # (3)
-        return _overlay("context", asked, tuple(found.contexts), found), None, ()
+        return _overlay("context", asked, tuple(found.contexts), found), None, ""
     thousands = re.fullmatch(r"([0-9]{1,6})[kK]", asked)  # (2)
     try:
         tokens = options()["context"].kind.read(str(int(thousands[1]) * 1024) if thousands else asked)
     except ValueError as exc:
         named = f", or a name: {', '.join(found.contexts)}" if found.contexts else ""
-        message = f"--context: context is {asked!r}, but {exc}"
+        message = f"--context: context is {quoted(asked)}, but {exc}"
         raise Error(message, exit=Exit.CONFIG, hint=f"--context 16384, --context 64k{named}") from exc
     assert isinstance(tokens, int)
     sizes = sorted((layer["context"].value, name) for name, layer in found.contexts.items())
     if not sizes:
-        return "", tokens, ()
+        return "", tokens, ""
     fitting = [name for size, name in sizes if size >= tokens]  # type: ignore[operator]
     name = (fitting or [sizes[-1][1]])[0]
     which = "the smallest that holds them" if fitting else "the largest, though it holds fewer"
-    return name, tokens, (f"{tokens:,} tokens: context {name} is {which}, so what else it sets counts",)
+    return name, tokens, f"{tokens:,} tokens: context {name} is {which}, so what else it sets counts"
 
 
 def _overlay(what: str, asked: str, known: tuple[str, ...], found: Profile) -> str:
@@ -342,31 +375,4 @@ def _overlay(what: str, asked: str, known: tuple[str, ...], found: Profile) -> s
         return asked
     near = nearest(asked, known) or next(iter(known), "")
     hint = f"--{what} {near}" if near else "--context 16384" if what == "context" else f"llmctl show {found.name}"
-    raise Error(f"{found.name} has no {what} {asked!r}; it has: {', '.join(known) or 'none'}", exit=Exit.CONFIG, hint=hint)
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise Error(f"--set takes KEY=VALUE, not {text!r}", exit=Exit.USAGE, hint="--set slots=2")
-    return key.strip(), value.strip()
-
-
-def _override(key: str, word: str) -> Value:
-    """The value of one ``--set``."""
-    if key not in options():
-        if key in (*profile.MODELS, *profile.BLOCKS):
-            hint = "--model FILE" if key == "model" else "a preset of your own"
-            raise Error(f"--set {key}: that is a block of the file, not an option", exit=Exit.CONFIG, hint=hint)
-        near = nearest(key, options())
-        hint = f"--set {near}=…" if near else f"one of: {', '.join(options())}"
-        raise Error(f"--set {key}: there is no such option", exit=Exit.CONFIG, hint=hint)
-    option = options()[key]
-    try:
-        value = profile.located(option, option.kind.read(word), Path.cwd())
-    except ValueError as exc:
-        message = f"--set {key}: {key} is {word!r}, but {exc}"
-        raise Error(message, exit=Exit.CONFIG, hint=f"--set {key}={option.kind.example}") from exc
-    for sentence, hint in passthrough.faults(value) if isinstance(value, tuple) else ():
-        raise Error(f"--set {key}: {sentence}", exit=Exit.CONFIG, hint=hint)
-    return value
+    raise Error(f"{found.name} has no {what} {quoted(asked)}; it has: {', '.join(known) or 'none'}", exit=Exit.CONFIG, hint=hint)

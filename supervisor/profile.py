@@ -18,10 +18,11 @@ from typing import Final, Literal
 
 from supervisor import model as models
 from supervisor import passthrough, words
+from supervisor.errors import Error, Exit
 from supervisor.model import Model
 from supervisor.option import Option, options
-from supervisor.value import Value, take, unknown
-from supervisor.words import Block, Fault, Node, Series, Word, shown
+from supervisor.value import Value, nearest, take, unknown
+from supervisor.words import Block, Fault, Node, Series, Word, quoted, shown
 
 MODELS: Final = {
     "model": "the model file (hub, wheel or path)",
@@ -36,7 +37,7 @@ BLOCKS: Final = {
     "default_mode": "the overlay of modes that holds where --mode isn't given",
 }
 """The other keys of a file that are no options."""
-NAME: Final = "[A-Za-z][A-Za-z0-9_-]*"
+NAME: Final = "[A-Za-z][A-Za-z0-9_-]{0,31}"
 """Shape of an overlay's name: ``--context`` takes a number, too."""
 RUNG_FIXED: Final = ("about", "machine", "kind", "device", "warm_prompt", "extra_args", "draft_model")
 """What a rung can't give up: it would be another preset."""
@@ -59,8 +60,13 @@ class Rung:
         return ", ".join(f"{key} {worded(key, value)}" for key, value in self.changes.items())
 
 
-RESERVED: Final = ("llmctl",)
-"""Names that a preset may not have: its log would be llmctl's own."""
+RESERVED: Final = ("llmctl", "instance.json", "instance.json.part", "lock")
+"""Names that a preset may not have: its log would be llmctl's own, or its run folder one of the files beside it (``rundir``)."""
+NAMED: Final = "a name of at most 64 letters, digits, '_', '-' and '.' that begins with a letter or digit, and then .yaml"
+"""What a preset's file is called."""
+MOST_PAIRS: Final = 64
+"""Of a context and a mode. Each is put together and planned by ``llmctl check``."""
+MOST_RUNGS: Final = 32
 FewerLayers = Literal["fewer_layers"]
 FEWER_LAYERS: Final[FewerLayers] = "fewer_layers"
 """The last rung: layers move to the CPU, as many as needed."""
@@ -112,6 +118,12 @@ def settable(also: Iterable[str] = ()) -> tuple[str, ...]:
     return (about, *MODELS, *rest, *also)
 
 
+def nameable(name: str) -> bool:
+    """Whether a preset can have the name: it is a folder's below the run folder, a log's, an argument, and what clients send."""
+    shape = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name)
+    return shape is not None and ".." not in name and not name.endswith(".") and name not in RESERVED
+
+
 def read(path: Path) -> tuple[Profile | None, tuple[Fault, ...]]:
     """The file, and all that is wrong with it; no profile where there is nothing to look at further."""
     try:
@@ -119,13 +131,17 @@ def read(path: Path) -> tuple[Profile | None, tuple[Fault, ...]]:
     except words.Unreadable as exc:
         return None, (exc.fault,)
     reader = _Reader(path.absolute().parent, list(noted))
-    if path.suffix != ".yaml" or not re.fullmatch(r"[\w.-]+", path.stem, re.ASCII) or path.stem in RESERVED:
-        what = f"a preset's file can't be called {path.name!r}"
-        reader.faults.append(Fault(1, what, "a name of letters, digits, '_', '-' and '.', and then .yaml", rank=0))
+    if path.suffix != ".yaml" or not nameable(path.stem):
+        reader.faults.append(Fault(1, f"a preset's file can't be called {quoted(path.name)}", NAMED, rank=0))
     lacking = () if "model" in root.entries else ("model",)
     base = reader.layer(root, "", settable(BLOCKS), lacking)
     reader.faults += [models.missing(key, 1) for key in lacking]
     contexts, modes = (reader.overlays(root, key) for key in ("contexts", "modes"))
+    ways = (len(contexts) + ("default_context" not in root.entries)) * (len(modes) + ("default_mode" not in root.entries))
+    if ways > MOST_PAIRS:
+        told = f"contexts has {len(contexts)} names and modes {len(modes)}, {ways} ways to run it, but at most {MOST_PAIRS} are taken"
+        line = max(root.lines[key] for key in ("contexts", "modes") if key in root.lines)
+        reader.faults.append(Fault(line, told, "another preset for some of them"))
     profile = Profile(path, base, contexts, modes)
     profile = dataclasses.replace(
         profile,
@@ -142,11 +158,38 @@ def located(option: Option, value: Value, folder: Path) -> Value:
     path = models.resolved(str(value), folder)
     try:
         there = path.is_file()
-    except OSError:  # a name too long
+    except OSError:  # in a folder that isn't ours to look into
         there = False
     if not there:
-        raise ValueError(f"there is no file {path}")
+        raise ValueError(f"there is no file {quoted(str(path))}")
     return str(path)
+
+
+def assigned(text: str) -> tuple[str, Value]:
+    """The option and value of one ``--set KEY=VALUE``. Raises :class:`Error` (exit code 3, or 2 where it isn't of that form)."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise Error(f"--set takes KEY=VALUE, not {quoted(text)}", exit=Exit.USAGE, hint="--set slots=2")
+    return key.strip(), _assigned(key.strip(), value.strip())
+
+
+def _assigned(key: str, word: str) -> Value:
+    if key not in options():
+        if key in (*MODELS, *BLOCKS):
+            hint = "--model FILE" if key == "model" else "a preset of your own"
+            raise Error(f"--set {key}: that is a block of the file, not an option", exit=Exit.CONFIG, hint=hint)
+        near = nearest(key, options())
+        hint = f"--set {near}=…" if near else f"one of: {', '.join(options())}"
+        raise Error(f"--set {quoted(key)[1:-1]}: there is no such option", exit=Exit.CONFIG, hint=hint)
+    option = options()[key]
+    try:
+        value = located(option, option.kind.read(word), Path.cwd())
+    except ValueError as exc:
+        message = f"--set {key}: {key} is {quoted(word)}, but {exc}"
+        raise Error(message, exit=Exit.CONFIG, hint=f"--set {key}={option.kind.example}") from exc
+    for sentence, hint in passthrough.faults(value) if isinstance(value, tuple) else ():
+        raise Error(f"--set {key}: {sentence}", exit=Exit.CONFIG, hint=hint)
+    return value
 
 
 @dataclass(slots=True)
@@ -204,7 +247,11 @@ class _Reader:
             at = f"{key}.{name}"
             if not re.fullmatch(NAME, name):
                 self.faults.append(
-                    Fault(node.lines[name], f"{at} should be a name that begins with a letter", f"{key}: {example}")
+                    Fault(
+                        node.lines[name],
+                        f"{quoted(at)} should be a name of at most 32 letters, digits, '_' and '-' that begins with a letter",
+                        f"{key}: {example}",
+                    )
                 )
             elif not isinstance(child, Block):
                 self.faults.append(
@@ -221,6 +268,9 @@ class _Reader:
         example = "fallback: [{context: 4096}, fewer_layers]"
         if not isinstance(node, Series):
             self.faults.append(Fault(node.line, f"{at} is {shown(node)}, but should be a list", example))
+            return ()
+        if len(node.items) > MOST_RUNGS:
+            self.faults.append(Fault(node.line, f"{at} has {len(node.items)} steps, but at most {MOST_RUNGS} are taken", example))
             return ()
         found: list[Rung | FewerLayers] = []
         for number, item in enumerate(node.items, 1):

@@ -27,6 +27,15 @@ BODY_IDLE_S: Final = 30.0
 """A body of which nothing comes for so long is given up."""
 
 
+KIND_OF: Final = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "chat",
+    "/v1/embeddings": "embedding",
+    "/v1/rerank": "rerank",
+}
+"""The routes that go to a child, and the kind of preset that serves each."""
+
+
 class Proxy:
     """The generating routes, as an ASGI application."""
 
@@ -46,7 +55,7 @@ class Proxy:
         except Error as error:
             await reply.refuse(client, send, error)
 
-    async def _answer(self, client: Connection, route: assemble.Route, body: bytes, send: Send) -> None:
+    async def _answer(self, client: Connection, route: str, body: bytes, send: Send) -> None:
         ask = Ask.parse(body)
         ward = self._arbiter.ward(ask.model)
         self._check_kind(ward, route)
@@ -79,15 +88,15 @@ class Proxy:
             self._ledger.close(row, answer.measure)
 
     def _check_kind(self, ward: Ward, route: str) -> None:
-        """Raise :class:`Error` (HTTP 400) when the preset doesn't generate text, naming one that does."""
-        kind = ward.launch.preset.kind
-        if kind == "chat":
+        """Raise :class:`Error` (HTTP 400) when the preset is of another kind than the route, naming one that fits."""
+        kind, wanted = ward.launch.preset.kind, KIND_OF[route]
+        if kind == wanted:
             return
-        fit = next((name for name, other in self._arbiter.wards.items() if other.launch.preset.kind == "chat"), None)
+        fit = next((name for name, other in self._arbiter.wards.items() if other.launch.preset.kind == wanted), None)
         raise Error(
-            f"{ward.name} is a preset for {kind}, and {route} wants one for chat",
+            f"{ward.name} is a preset for {kind}, and {route} wants one for {wanted}",
             exit=Exit.USAGE,
-            hint=f'"model": "{fit}"' if fit else "llmctl up a preset for chat",
+            hint=f'"model": "{fit}"' if fit else next(path for path, each in KIND_OF.items() if each == kind),
             status=400,
             code="wrong_kind",
         )
@@ -127,7 +136,9 @@ def _stopping() -> Error:
     )
 
 
-def _choose(ask: Ask, body: bytes, route: assemble.Route) -> reply.Kind:
+def _choose(ask: Ask, body: bytes, route: str) -> reply.Kind:
+    if KIND_OF[route] != "chat":
+        return reply.Passed
     if ask.streams:
         return reply.Streamed
     if assemble.must_pass_unstreamed(fields(body)):

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
+LONGEST = 4000
+"""Characters of a sentence."""
 PLAIN_WIDTH = 160
 """Of a table that goes into a file or a pipe."""
 PLAIN_EVERY_S = 15.0
@@ -27,9 +29,15 @@ PLAIN_EVERY_S = 15.0
 
 def error(problem: Error) -> None:
     """One sentence, and what to try under it, on stderr."""
-    print(f"error: {problem.message}", file=sys.stderr)
+    print(f"error: {_harmless(problem.message)}", file=sys.stderr)
     if problem.hint:
-        print(f"try: {problem.hint}", file=sys.stderr)
+        print(f"try: {_harmless(problem.hint)}", file=sys.stderr)
+
+
+def _harmless(text: str) -> str:
+    """A sentence that may quote anybody's file: one line, of some length, that gives the terminal no orders."""
+    plain = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: LONGEST + 1])
+    return plain if len(text) <= LONGEST else plain[:LONGEST] + "…"
 
 
 def say(text: str) -> None:
@@ -59,7 +67,12 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str |
         grid.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(Text("–" if cell is None else str(cell)) for cell in row))  # as text: rich would read [a] as its markup
-    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(grid)
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    with (
+        console.capture() as drawn
+    ):  # so that a reader who left (`| head`) is met where all output is, not by rich, which would exit with 1
+        console.print(grid)
+    out("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 def columns(rows: Sequence[Sequence[object]]) -> None:

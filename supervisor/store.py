@@ -1,18 +1,20 @@
 """Model files: where they lie, and how they come here. A file is whole and of the pinned content, or it isn't there.
 
 A file is written under another name, its sha256 computed on the way, and renamed at the end; beside it no record is needed, since its
-presence under its name says that it was verified. Each source has a folder of its own, because two repositories may hold different
-files of the same name. A cut download from the hub goes on where it was; one from a wheel starts afresh.
+presence under its name says that it was verified. Each content has a folder of its own, because two repositories, or two revisions
+of one, may hold different files of the same name. A cut download from the hub goes on where it was; one from a wheel starts afresh.
 
 What fetches is imported when something is fetched: a plan asks only where a file lies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
 import shutil
+import stat
 import time
 from pathlib import Path
 from typing import IO, Final
@@ -27,24 +29,20 @@ STALE_S: Final = 3600.0
 
 
 def path(home: Home, model: Model) -> Path:
-    """Where the file lies, or will."""
+    """Where the file lies, or will. What is fetched has a folder by its source's name and its own checksum."""
     if model.path:
-        return Path(model.path).expanduser().absolute()
-    if model.hub is not None:
-        folder = f"{model.hub.repository.replace('/', '--')}@{model.hub.revision[:12]}"
-    else:
-        assert model.wheel is not None
-        folder = f"{model.wheel.name}-{model.wheel.version}"
-    return home.models / folder / model.file
+        return Path(model.path)
+    source = model.hub.repository.replace("/", "--") if model.hub else model.wheel.name if model.wheel else ""
+    return home.models / f"{source}@{model.sha256[:16]}" / model.file
 
 
 def have(home: Home, model: Model) -> bool:
     """Whether it is here, complete."""
     try:
-        found = path(home, model).stat().st_size
+        found = path(home, model).stat()
     except OSError:
         return False
-    return found == model.bytes or model.bytes is None
+    return stat.S_ISREG(found.st_mode) and (bool(model.path) or model.bytes in (None, found.st_size))
 
 
 def pull(home: Home, model: Model, progress: Progress) -> Path:
@@ -56,10 +54,10 @@ def pull(home: Home, model: Model, progress: Progress) -> Path:
     import zlib
 
     target = path(home, model)
+    if model.path:
+        _check_path(home, model, target, progress)
     if have(home, model):
         return target
-    if model.path:
-        raise Error(f"the model file {target} is not there", exit=Exit.MODEL, hint="correct the preset's model.path")
     progress(f"fetching {model.file}{f' ({size(model.bytes)})' if model.bytes else ''}", 0, 0)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -75,6 +73,45 @@ def pull(home: Home, model: Model, progress: Progress) -> Path:
         why = f"the disk is full, it needs {size(model.bytes or 0)}" if full else str(exc)
         raise Error(f"{model.file} can't be stored in {target.parent}: {why}", exit=Exit.MODEL, hint="free some space") from exc
     return target
+
+
+def _check_path(home: Home, model: Model, target: Path, progress: Progress) -> None:
+    """Raise :class:`Error` unless the user's own file is there and what the preset says of it is so.
+
+    Its checksum is computed once for each size and time of the file: a start shouldn't read gigabytes to learn what it knows.
+    """
+    try:
+        found = target.stat()
+    except OSError as exc:
+        raise Error(
+            f"the model file {target} can't be read: {exc.strerror}", exit=Exit.MODEL, hint="correct the preset's model.path"
+        ) from exc
+    if model.bytes is not None and found.st_size != model.bytes:
+        raise Error(
+            f"{target} has {found.st_size:,} bytes, the preset says {model.bytes:,}",
+            exit=Exit.MODEL,
+            hint="correct the preset's model.bytes",
+        )
+    if not model.sha256:
+        return
+    seen = f"{target} {found.st_size} {found.st_mtime_ns} {found.st_ino} {model.sha256}"
+    mark = home.cache / "verified" / hashlib.sha256(seen.encode()).hexdigest()[:24]
+    if mark.exists():
+        return
+    with target.open("rb") as file:
+        sha = hashlib.sha256()
+        while block := file.read(_COPY_BYTES):
+            sha.update(block)
+            progress(f"checking {model.file}, MiB", file.tell() // MIB, found.st_size // MIB)
+    if sha.hexdigest() != model.sha256:
+        raise Error(
+            f"{target} has sha256 {sha.hexdigest()}, the preset says {model.sha256}",
+            exit=Exit.MODEL,
+            hint="correct the preset's model.sha256",
+        )
+    with contextlib.suppress(OSError):
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
 
 
 def _check_room(folder: Path, model: Model) -> None:

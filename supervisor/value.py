@@ -13,14 +13,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
-from supervisor.words import Fault, Node, Series, Word, shown
+from supervisor.words import FAULTS, Fault, Node, Series, Word, quoted, shown
 
 Value = bool | int | float | str | tuple[str, ...]
 Schema = dict[str, Any]
 
-_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
-_DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})")
-_PRINTABLE: Final = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]*")
+DIGITS: Final = 64
+"""A number may have so many before its point, and after it."""
+_WHOLE: Final = re.compile(rf"[+-]?[0-9]{{1,{DIGITS}}}")
+_DECIMAL: Final = re.compile(rf"[+-]?(?:[0-9]{{1,{DIGITS}}}(?:\.[0-9]{{0,{DIGITS}}})?|\.[0-9]{{1,{DIGITS}}})")
+_NUMERAL: Final = re.compile(r"[+-]?[\d_,.' ]+")
+"""What a person may have meant for a number: in other scripts' digits, or with something between them."""
+_LONGEST_KEY: Final = 64
+"""A longer one is none that was misspelt."""
+_ODD: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, other ends of a line, and what stands for bytes that aren't UTF-8."""
 
 
 class Kind(Protocol):
@@ -80,7 +87,7 @@ class _Bounded(_Plain):
             return word
         if not self.shape.fullmatch(word) or not self.least <= self.parse(word) <= self.most:
             either = "".join(f"{each!r} or " for each in self.words)
-            raise ValueError(f"should be {either}{self.says} from {self.least} to {self.most}")
+            raise ValueError(f"should be {either}{self.says} from {self.least} to {self.most}{_spelling(word)}")
         return self.parse(word)
 
     def schema(self) -> Schema:
@@ -97,6 +104,15 @@ class _Bounded(_Plain):
     def example(self) -> str:
         """A word if there is one, else the least."""
         return self.words[0] if self.words else str(self.least)
+
+
+def _spelling(word: str) -> str:
+    """How a number has to be written, for a word that would be one for a person."""
+    if not _NUMERAL.fullmatch(word):
+        return ""
+    if re.search(r"[^0-9.+-]", word):
+        return ", in the digits 0 to 9 with nothing between them"
+    return f", in at most {DIGITS} digits" if len(word) > DIGITS else ""
 
 
 class Integer(_Bounded):
@@ -193,21 +209,28 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Text(_Plain):
-    """Any text, or one of a shape: ``shape`` is the pattern, ``says`` what it means, ``example`` one that has it."""
+    """Any text of one line, or one of a shape: ``shape`` is the pattern, ``says`` what it means, ``example`` one that has it.
+
+    With ``lines`` it may have several, and tabs.
+    """
 
     shape: str = ""
     says: str = "text"
     example: str = "…"
+    lines: bool = False
 
     def read(self, word: str) -> Value:
-        """The text itself; control characters are in no name or prompt."""
-        if not _PRINTABLE.fullmatch(word) or (self.shape and not re.fullmatch(self.shape, word)):
+        """The text itself; control characters are in no name or prompt, nor what isn't UTF-8."""
+        if odd := _ODD.search(re.sub(r"[\n\t]", "", word) if self.lines else word):
+            raise ValueError(f"should be {self.says} without {odd[0]!r}")
+        if self.shape and not re.fullmatch(self.shape, word):
             raise ValueError(f"should be {self.says}")
         return word
 
     def schema(self) -> Schema:
         """A string. A digest or a version of digits alone would be read as a number by an editor: it has to be quoted there."""
-        return {"type": "string"} | ({"pattern": f"^(?:{self.shape})$"} if self.shape else {})
+        shape = f"(?:{self.shape})" if self.shape else r"[^\x00-\x1f\x7f-\x9f]*"
+        return {"type": "string"} | ({"pattern": f"^{shape}$"} if not self.lines else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +242,10 @@ class List(_Plain):
     def read(self, word: str) -> Value:
         """Split as a shell would."""
         try:
-            return tuple(shlex.split(word))
+            found = tuple(shlex.split(word))
         except ValueError as exc:
             raise ValueError(f"should be words as a shell takes them ({exc})") from exc
+        return _printable(found)
 
     def write(self, value: Value) -> str:
         """Joined with quotes where they are needed."""
@@ -257,26 +281,38 @@ def _items(node: Series) -> tuple[str, ...]:
     odd = next((item for item in node.items if not isinstance(item, Word)), None)
     if odd is not None:
         raise ValueError(f"its items should be words, not {shown(odd)}")
-    return tuple(item.text for item in node.items if isinstance(item, Word))
+    return _printable(tuple(item.text for item in node.items if isinstance(item, Word)))
+
+
+def _printable(found: tuple[str, ...]) -> tuple[str, ...]:
+    """The words, none of which has what a command line can't pass on or a log not show."""
+    for word in found:
+        if odd := _ODD.search(word):
+            raise ValueError(f"its word {quoted(word)} should be without {odd[0]!r}")
+    return found
 
 
 def unknown(key: str, line: int, known: Iterable[str], faults: list[Fault], *, lacking: Iterable[str] = ()) -> None:
     """Note a key that isn't one, with the nearest that is; before all with the nearest of those that have to stand here and don't."""
     known, leaf = tuple(known), key.rpartition(".")[2]
-    near = nearest(leaf, lacking) or nearest(leaf, known)
+    near = (nearest(leaf, lacking) or nearest(leaf, known)) if len(faults) < FAULTS else ""  # the rest won't be told
     hint = f"did you mean {near}?" if near else f"one of: {', '.join(known)}"
-    faults.append(Fault(line, f"{key!r} is not an option", hint, rank=0))
+    faults.append(Fault(line, f"{quoted(key)} is not an option", hint, rank=0))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word most like it, or nothing. difflib is imported here, for the one who misspelt."""
     import difflib
 
+    if len(word) > _LONGEST_KEY:
+        return ""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)), "")
 
 
 def _said(kind: Kind) -> str:
     """What the kind takes, as its own refusal says it."""
+    if isinstance(kind, Text):
+        return kind.says
     try:
         kind.read("\x00")
     except ValueError as exc:

@@ -4,16 +4,23 @@ YAML 1.1 would make ``off`` a boolean, ``010`` an octal and ``2026-11-30`` a dat
 what it means. What a person may not have meant is a :class:`Fault`, and reading goes on, so that one look finds all of them: a key that
 stands twice, a tag, an anchor or alias (a file of ten lines could stand for millions), a key that is no word.
 
-The file is read as a stream of events, not by the parser's own recursion, and at most :data:`DEPTH` levels deep and :data:`SIZE_BYTES`
-long: no file can exhaust the stack or the memory.
+The file is read as a stream of events, not by the parser's own recursion, and at most :data:`DEPTH` levels deep, :data:`SIZE_BYTES` long
+and :data:`WORDS` many: no file can exhaust the stack, the memory or somebody's patience. What isn't a file at all (a pipe, ``/dev/zero``)
+isn't opened.
+
+Whatever of the file stands in a sentence is :func:`quoted` there: it may hold a terminal's escapes, or be a megabyte.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping
+import os
+import re
+import stat
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
@@ -22,6 +29,11 @@ DEPTH: Final = 8
 """More levels than a preset has: contexts → long → model → wheel → name is four."""
 SIZE_BYTES: Final = 1 << 20
 """The longest shipped preset has 4 KiB."""
+WORDS: Final = 10_000
+"""Keys, values and items. The shipped presets have about a hundred."""
+FAULTS: Final = 20
+"""So many are told of a file, and how many more there are."""
+_EMPTY_KEY: Final = "a key is empty: nothing stands before ':'"
 _SHOWN: Final = 80
 """So much of a word is said in a sentence."""
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -41,6 +53,17 @@ class Fault:
     def where(self, path: Path) -> str:
         """``presets/mine.yaml:3: slots is …``."""
         return f"{path}:{self.line}: {self.message}"
+
+
+def first(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """Each once, by line: the first :data:`FAULTS` of them, and how many more there are."""
+    told = sorted(dict.fromkeys(faults), key=lambda fault: fault.line)
+    more = told[FAULTS:]
+    if more:
+        told[FAULTS:] = [
+            Fault(more[0].line, f"{len(more)} more faults, here and further down", "correct those above first", rank=3)
+        ]
+    return tuple(told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +94,15 @@ class Block:
 Node = Word | Series | Block
 
 
+def quoted(text: str) -> str:
+    """The text in a sentence: quoted, with what can't be printed as escapes; a long one is cut."""
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+
+
 def shown(node: Node) -> str:
-    """The node in a sentence: ``'two'``, ``a list``, ``a block of keys``; a long word is cut."""
+    """The node in a sentence: ``'two'``, ``a list``, ``a block of keys``."""
     if isinstance(node, Word):
-        return repr(node.text if len(node.text) <= _SHOWN else f"{node.text[:_SHOWN]}…")
+        return quoted(node.text)
     return "a list" if isinstance(node, Series) else "a block of keys"
 
 
@@ -91,12 +119,7 @@ def read(path: Path) -> tuple[Block, tuple[Fault, ...]]:
 
     Raises :class:`Unreadable` where that is no block of keys at all: a missing file, bytes that aren't UTF-8, broken YAML, a list.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as exc:
-        raise Unreadable(Fault(1, f"can't be read: {exc.strerror}", "give the path of a preset file")) from exc
-    if len(raw) > SIZE_BYTES:
-        raise Unreadable(Fault(1, f"has {len(raw)} bytes; a preset has at most {SIZE_BYTES}", "is it the right file?"))
+    raw = _bytes(path)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as exc:
@@ -109,11 +132,45 @@ def read(path: Path) -> tuple[Block, tuple[Fault, ...]]:
                 found.take(event)
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
+        line = mark.line + 1 if mark else 1
+        found_in = "".join(text.split("\n")[line - 1 : line])
+        if re.match(r" *\t", found_in):
+            raise Unreadable(Fault(line, "begins with a tab, and a tab can't indent", "indent with spaces")) from exc
+        if re.match(r" *:(\s|$)", found_in):
+            raise Unreadable(Fault(line, _EMPTY_KEY, "correct that line")) from exc
         what = getattr(exc, "problem", None) or " ".join(str(exc).split())
-        raise Unreadable(Fault(mark.line + 1 if mark else 1, str(what), "correct that line")) from exc
+        raise Unreadable(Fault(line, str(what), "correct that line")) from exc
     if not isinstance(found.root, Block):
         raise Unreadable(Fault(1, "holds no keys", "start from a shipped preset: llmctl presets"))
     return found.root, tuple(found.faults)
+
+
+def _bytes(path: Path) -> bytes:
+    """What the file holds; :class:`Unreadable` where it is none, or too long. A pipe isn't opened: it would keep us waiting."""
+    try:
+        kind = path.stat().st_mode
+        if not stat.S_ISREG(kind):
+            what = _NO_FILE.get(stat.S_IFMT(kind), "a device")
+            raise Unreadable(Fault(1, f"can't be read: it is {what}, not a file", "give the path of a preset file"))
+        with open(path, "rb", opener=_unwaiting) as file:
+            raw = file.read(SIZE_BYTES + 1) or b""  # nothing where it would wait: some of /proc say that they are files
+    except FileNotFoundError as exc:
+        what = f"it is a link to {quoted(str(path.readlink()))}, which isn't there" if path.is_symlink() else str(exc.strerror)
+        raise Unreadable(Fault(1, f"can't be read: {what}", "give the path of a preset file")) from exc
+    except OSError as exc:
+        raise Unreadable(Fault(1, f"can't be read: {exc.strerror}", "give the path of a preset file")) from exc
+    if len(raw) > SIZE_BYTES:
+        raise Unreadable(Fault(1, f"has more than {SIZE_BYTES} bytes, and a preset has at most so many", "is it the right file?"))
+    return raw
+
+
+def _unwaiting(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NONBLOCK)
+
+
+_NO_FILE: Final[Mapping[int, str]] = MappingProxyType(
+    {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+)
 
 
 def _events(text: str) -> Generator[Any, None, None]:
@@ -147,15 +204,21 @@ class _Reader:
     faults: list[Fault] = field(default_factory=list)
     _open: list[_Open] = field(default_factory=list)
     _documents: int = 0
+    _words: int = 0
 
     def take(self, event: Any) -> None:  # noqa: ANN401  (PyYAML's classes have no types)
         line = event.start_mark.line + 1
+        self._words += isinstance(event, yaml.NodeEvent)
+        if self._words > WORDS:
+            raise Unreadable(
+                Fault(line, f"is the {WORDS + 1:,}th word, and a preset has at most {WORDS:,}", "is it the right file?")
+            )
         if isinstance(event, yaml.DocumentStartEvent):
             self._documents += 1
             if self._documents > 1:
                 raise Unreadable(Fault(line, "a second document begins here", "keep one: a preset is one file"))
         elif isinstance(event, yaml.AliasEvent):
-            self._fault(line, f"*{event.anchor} stands for what was written elsewhere", "write the value out")
+            self._fault(line, f"{quoted(f'*{event.anchor}')} stands for what was written elsewhere", "write the value out")
             self._put(Word("", line))
         elif isinstance(event, yaml.ScalarEvent):
             self._plain(event, line)
@@ -175,9 +238,11 @@ class _Reader:
     def _plain(self, event: Any, line: int) -> None:  # noqa: ANN401
         """Refuse what makes a value other than what is seen."""
         if event.anchor:
-            self._fault(line, f"&{event.anchor} names a value to be used elsewhere", "write the value out where it is used")
+            self._fault(
+                line, f"{quoted(f'&{event.anchor}')} names a value to be used elsewhere", "write the value out where it is used"
+            )
         if event.tag not in (None, "!"):
-            self._fault(line, f"the tag {event.tag} is not read", "leave it out")
+            self._fault(line, f"the tag {quoted(event.tag)} is not read", "leave it out")
 
     def _scalar(self, word: Word) -> None:
         """A key where one is due, else a value."""
@@ -185,9 +250,11 @@ class _Reader:
         if top is None or top.items is not None or top.key is not None:
             self._put(word)
             return
-        top.key, top.repeated = word.text, word.text in top.lines
-        if top.repeated:
-            self._fault(word.line, f"{word.text!r} stands here and in line {top.lines[word.text]}", "keep one of them")
+        top.key, top.repeated = word.text, word.text in top.lines or not word.text
+        if not word.text:
+            self._fault(word.line, _EMPTY_KEY, "correct that line")
+        elif top.repeated:
+            self._fault(word.line, f"{quoted(word.text)} stands here and in line {top.lines[word.text]}", "keep one of them")
         top.lines.setdefault(word.text, word.line)
 
     def _put(self, node: Node) -> None:

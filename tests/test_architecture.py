@@ -13,6 +13,7 @@ from supervisor import architecture, gguf
 from supervisor.errors import Error, Exit
 from supervisor.gguf import Header, Tensor, Value
 from supervisor.units import MIB
+from tests.fakes import gguf as fake
 
 
 def read(model: str) -> architecture.Architecture:
@@ -168,3 +169,25 @@ def test_every_shipped_header_can_be_read() -> None:
 
     for path in sorted((paths.data_folder("presets") / "headers").glob("*.json")):
         assert architecture.read(gguf.expand(json.loads(path.read_text()))).rough == "", path.name
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.head_count_kv", -1),
+        ("attention.head_count_kv", (-1,) * 8),
+        ("attention.head_count", 0),
+        ("attention.key_length", -(10**9)),
+        ("feed_forward_length", -1),
+        ("feed_forward_length", 1 << 40),
+        ("embedding_length", 0),
+        ("ssm.conv_kernel", -(10**9)),
+        ("ssm.state_size", 1 << 40),
+    ],
+)
+def test_a_width_that_makes_no_sense_is_refused(key: str, value: int | tuple[int, ...]) -> None:
+    header = fake.qwen35()
+    with pytest.raises(Error) as caught:
+        architecture.read(dataclasses.replace(header, entries={**header.entries, f"qwen35.{key}": value}))
+    assert f"qwen35.{key} is " in caught.value.message
+    assert "makes no sense" in caught.value.message

@@ -81,7 +81,7 @@ def test_anonymous_memory_is_what_is_repacked_and_what_is_kept(kept: Kept, row: 
     plain = dataclasses.replace(settings, cache_type_k="f16", cache_type_v="f16")
     drafts = estimate.kv_bytes(shape, plain, shape.mtp) if settings.speculative == "mtp" else 0
     certain = found.host["repacked"] + found.device["kv"] + found.device["state"] + drafts
-    most = certain + found.host["process"] + found.host["output"] + found.host["drafted"]
+    most = certain + found.host["process"] + found.host["output"] + found.host["grown"]
     assert certain / MIB < row.anonymous_mib < most / MIB
 
 
@@ -242,9 +242,9 @@ def test_what_may_be_kept_of_prompts() -> None:
 
 def test_drafting_adds_rows_of_logits() -> None:
     row = 4 * 248320
-    assert of(FOUR).host["drafted"] == 0
-    assert of(FOUR, slots=2, speculative="ngram").host["drafted"] == 2 * 64 * row + 16 * MIB
-    assert of("qwen3.5-4b-mtp", speculative="mtp", draft_length=2).host["drafted"] > 2 * row
+    assert of(FOUR).host["grown"] == 0
+    assert of(FOUR, slots=2, speculative="ngram").host["grown"] == 2 * 64 * row + 16 * MIB
+    assert of("qwen3.5-4b-mtp", speculative="mtp", draft_length=2).host["grown"] > 2 * row
 
 
 def test_a_draft_model_is_counted_whole() -> None:

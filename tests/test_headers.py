@@ -75,11 +75,22 @@ def test_the_second_time_it_is_not_parsed(home: paths.Home, tmp_path: Path, monk
     )
 
 
-def test_a_broken_copy_is_read_anew(home: paths.Home, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "{",
+        "[" * 100_000,
+        "[]",
+        '{"tensors": 1}',
+        '{"bytes": Infinity}',
+        '{"tensors": [["blk.*.w", [8, 2], {"f32": "0-99999999999"}]]}',
+    ],
+)
+def test_a_broken_copy_is_read_anew(home: paths.Home, tmp_path: Path, damage: str) -> None:
     file = minimal(tmp_path / "m.gguf")
     headers.local(home, file)
-    (kept,) = (home.cache / headers.FOLDER).glob("*.json")
-    kept.write_text("{")
+    (kept,) = (home.cache / "headers").glob("*.json")
+    kept.write_text(damage)
     assert headers.local(home, file).architecture == "llama"
     assert json.loads(kept.read_text())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from supervisor import measured, paths
 from supervisor.plan import Allocated
 
@@ -38,6 +40,32 @@ def test_it_is_bounded(tmp_path: Path) -> None:
     kept = measured.load(home, file, "engine")
     assert len(kept) == measured.KEEP
     assert kept[0].settings == str(measured.KEEP + 4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        "[" * 100_000,
+        '[{"settings": "a", "weights": "w", "device": null, "host": {}}]',
+        '[{"settings": "a", "weights": "w", "device": [], "host": {}}]',
+        '[{"settings": "a", "weights": "w", "device": {"kv": "1"}, "host": {}}]',
+        '[{"settings": "a", "weights": "w", "device": {"kv": NaN}, "host": {}}]',
+        '[{"settings": "a", "weights": "w", "device": {"kv": -1}, "host": {}}]',
+        '[{"settings": "a", "weights": "w", "device": {"kv": 1e300}, "host": {}}]',
+        '[{"settings": "a", "weights": "w", "device": {"kv": true}, "host": {}}]',
+    ],
+)
+def test_a_damaged_file_is_no_correction(tmp_path: Path, text: str) -> None:
+    home, file = paths.home({"LLMCTL_HOME": str(tmp_path / "home")}), tmp_path / "m.gguf"
+    measured.keep(home, file, "engine", seen("a"))
+    (path,) = (home.data / "measured").glob("*.json")
+    path.write_text(text)
+    assert measured.load(home, file, "engine") == ()
+    measured.keep(home, file, "engine", seen("b"))
+    assert measured.load(home, file, "engine") == (seen("b"),)
 
 
 def test_what_can_not_be_read_or_written_is_no_correction(tmp_path: Path) -> None:

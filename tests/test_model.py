@@ -84,11 +84,11 @@ def test_a_header_is_one_that_is_shipped(tmp_path: Path) -> None:
         ("model: {file: m.gguf, hub: {repository: a/b}}", ["1: 'model.sha256' is missing; add sha256: …"]),
         (
             HUB.replace("m.gguf", "d/m.gguf"),
-            ["1: model.file is 'd/m.gguf', but should be a file name that ends in .gguf; file: model.gguf"],
+            ["1: model.file is 'd/m.gguf', but should be a file name in ASCII that ends in .gguf; file: model.gguf"],
         ),
         (
             HUB.replace("m.gguf", "m.bin"),
-            ["1: model.file is 'm.bin', but should be a file name that ends in .gguf; file: model.gguf"],
+            ["1: model.file is 'm.bin', but should be a file name in ASCII that ends in .gguf; file: model.gguf"],
         ),
         (
             HUB.replace(SHA, SHA.upper()),
@@ -124,3 +124,77 @@ def test_a_header_is_one_that_is_shipped(tmp_path: Path) -> None:
 )
 def test_each_fault_has_its_sentence(text: str, faults: list[str], tmp_path: Path) -> None:
     assert read(tmp_path, text) == (None, faults)
+
+
+WHEEL = f"model: {{file: m.gguf, bytes: 1, sha256: {SHA}, wheel: {{name: w, version: '1', sha256: {SHA}, member: w/m.gguf}}}}"
+
+
+@pytest.mark.parametrize(
+    ("before", "odd"),
+    [
+        *(("repository: a/b", f"repository: {odd}") for odd in ("../..", "a/..", "../b", "-a/b", "a/-b", "a/b/c", "a/.b", "ä/b")),
+        *(("repository: a/b", f"repository: {odd}") for odd in ("/b", "a/", "a/b..c", "a/" + "b" * 200, '"a/b\\n"')),
+        *(
+            ("a/b", f"a/b, revision: {odd}")
+            for odd in ("/../../../zz", "..", "a/../b", "-r", "a/-r", "/a", "a/", "a//b", ".", "ä", "a" * 50 + "/a" * 100)
+        ),
+        *(
+            ("file: m.gguf", f"file: {odd}")
+            for odd in ("../m.gguf", "-m.gguf", "..gguf", "'a\\b.gguf'", "m" * 300 + ".gguf", "ä.gguf")
+        ),
+    ],
+)
+def test_nothing_of_a_hub_leads_out_of_its_folder_or_into_an_option(before: str, odd: str, tmp_path: Path) -> None:
+    found, faults = read(tmp_path, HUB.replace(before, odd))
+    assert found is None
+    assert len(faults) == 1
+    assert ", but should be " in faults[0]
+
+
+@pytest.mark.parametrize("revision", ["main", "0123456789abcdef" * 2, "v1.0", "feature/x-y_z", "refs/pr/3"])
+def test_a_revision_is_a_commit_or_a_branch(revision: str, tmp_path: Path) -> None:
+    found, faults = read(tmp_path, HUB.replace("a/b}", f"a/b, revision: {revision}}}"))
+    assert faults == []
+    assert found is not None
+    assert found.hub == Hub("a/b", revision)
+
+
+@pytest.mark.parametrize(
+    ("before", "odd"),
+    [
+        *(("name: w", f"name: {odd}") for odd in ("..", ".", "-r", "a/b", "w-", "'w[x]'", "w @ x", "ä")),
+        *(("version: '1'", f"version: {odd}") for odd in ("..", "-r", "1..2", "'1 --x'", "1/2", "'*'", "'>=1'", "x")),
+        *(
+            ("member: w/m.gguf", f"member: {odd}")
+            for odd in (
+                "../x.gguf",
+                "/x.gguf",
+                "w/../x.gguf",
+                "-x.gguf",
+                "./x.gguf",
+                "w//x.gguf",
+                "w/-x.gguf",
+                "'w\\x.gguf'",
+                ".gguf",
+            )
+        ),
+    ],
+)
+def test_nothing_of_a_wheel_leads_out_of_it_or_into_an_option(before: str, odd: str, tmp_path: Path) -> None:
+    assert read(tmp_path, WHEEL)[1] == []
+    found, faults = read(tmp_path, WHEEL.replace(before, odd))
+    assert found is None
+    assert len(faults) == 1
+    assert ", but should be " in faults[0]
+
+
+@pytest.mark.parametrize("text", [HUB.replace(f" sha256: {SHA},", ""), WHEEL.replace(f" sha256: {SHA}, wheel", " wheel")])
+def test_what_is_fetched_is_pinned(text: str, tmp_path: Path) -> None:
+    assert read(tmp_path, text) == (None, ["1: 'model.sha256' is missing; add sha256: …"])
+
+
+@pytest.mark.parametrize("path", ["/" + "a" * 252 + ".gguf", "/a" * 2100 + ".gguf"])
+def test_a_path_is_none_that_the_system_would_refuse(path: str, tmp_path: Path) -> None:
+    found, faults = read(tmp_path, f"model: {{path: {path}}}")
+    assert found is None
+    assert faults[0].endswith("…', but a path has less than 4096 bytes, and a name in it at most 255; path: /models/my.gguf")

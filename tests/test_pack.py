@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -228,6 +227,7 @@ def test_llmctls_own_wheel(tmp_path: Path) -> None:
     assert ran.stdout.strip() == made.name.split("-")[1]
 
 
+@pytest.mark.slow
 def test_pip_takes_llmctls_own_wheel(tmp_path: Path) -> None:
     made = pack.own_wheel(tmp_path)
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", str(tmp_path / "site"), str(made)]
@@ -267,6 +267,7 @@ def test_a_folder_that_is_in_use(tmp_path: Path, small: Recipe) -> None:
     assert "is not a folder" in refusal(tmp_path / "file", small).message
 
 
+@pytest.mark.slow
 def test_an_empty_folder_is_taken(tmp_path: Path, small: Recipe) -> None:
     (tmp_path / "bundle").mkdir()
     made = make(tmp_path / "bundle", small)
@@ -281,6 +282,7 @@ def test_a_python_that_is_none(tmp_path: Path, small: Recipe, version: str) -> N
     assert (error.exit, version in error.message, error.hint) == (Exit.USAGE, True, "--python 3.12")
 
 
+@pytest.mark.slow
 def test_a_python_whose_wheels_are_not_to_be_had(tmp_path: Path, small: Recipe) -> None:
     error = refusal(tmp_path / "bundle", small, pythons=["3.99"])
     assert error.exit == Exit.ENGINE
@@ -424,6 +426,7 @@ def test_planned_against_measured(bundle: Path, tmp_path: Path, server: Callable
     assert all(path.stat().st_blocks * 512 < 32 << 20 < 2 << 30 < path.stat().st_size for path in phantoms)
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_costs_its_case_alone(bundle: Path, tmp_path: Path, server: Callable[..., Path]) -> None:
     done = ran(bundle, "--engine", str(server(oom_above_ctx=16384)), "--only", "4B np1 f16", home=tmp_path / "home")
     assert done.returncode == 1, done.stderr
@@ -433,6 +436,7 @@ def test_a_start_that_fails_costs_its_case_alone(bundle: Path, tmp_path: Path, s
     assert all("llama-server ended: the card's memory ran out" in one["why"] for one in result["skipped"] if "64k" in one["case"])
 
 
+@pytest.mark.slow
 def test_the_deadline_cuts_off_and_says_so(bundle: Path, tmp_path: Path, server: Callable[..., Path]) -> None:
     words = ("--engine", str(server(never_healthy=True)), "--only", "4B 16k np1", "--minutes", "0.2")
     done = ran(bundle, *words, home=tmp_path / "home")
@@ -448,6 +452,7 @@ def test_a_word_that_no_case_has(bundle: Path, tmp_path: Path) -> None:
     assert done.stderr == f"error: no case has the words '70B'\ntry: --only '{trial.CASES[0].name}'\n"
 
 
+@pytest.mark.slow
 def test_the_engine_is_built_once(bundle: Path, tmp_path: Path) -> None:
     """The toy compiles and is no server: what is built, and that its failure is told."""
     results = []
@@ -462,6 +467,7 @@ def test_the_engine_is_built_once(bundle: Path, tmp_path: Path) -> None:
     assert tools == {"llama-server"}
 
 
+@pytest.mark.slow
 def test_a_box_without_a_compiler(bundle: Path, tmp_path: Path) -> None:
     done = ran(bundle, "--variant", "cpu", home=tmp_path / "home", env={"CXX": "/nonexistent"})
     assert done.returncode == 2
@@ -510,19 +516,20 @@ def test_the_cases_are_those_that_were_asked_for() -> None:
 
 
 @pytest.mark.slow
-def test_the_true_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer_home: paths.Home) -> None:
-    """From the registry, under the limit; on this machine it builds llama.cpp and measures one case."""
+def test_the_true_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer_home: paths.Home, real_engine: engine.Engine
+) -> None:
+    """From the registry, under the limit; it measures one case with the engine at hand, without a network."""
     for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_CONFIG_FILE"):
         monkeypatch.delenv(name)
     made = pack.make(outer_home, tmp_path / "bundle", progress=lambda *_: None)
     assert made.bytes < pack.LIMIT_BYTES
-    began = time.monotonic()
-    words = ("--variant", "cpu", "--minutes", "60", "--only", "4B-MTP 16k np1")
-    command = ["sh", str(made.folder / "run.sh"), *words]
+    words = ("--engine", str(real_engine.server), "--minutes", "10", "--only", "4B-MTP 16k np1")
     bare = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_NO_INDEX": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=bare, timeout=3660)
+    done = subprocess.run(
+        ["sh", str(made.folder / "run.sh"), *words], capture_output=True, text=True, check=False, env=bare, timeout=900
+    )
     result = json.loads(done.stdout)
     assert (done.returncode, result["error"]) == (0, ""), done.stderr
-    assert result["seconds"] <= time.monotonic() - began + 1
     (case,) = result["cases"]
     assert -1 <= case["buffers"]["error_percent"] <= 3

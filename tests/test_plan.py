@@ -177,6 +177,27 @@ def test_a_card_needs_an_engine_for_it() -> None:
     assert (caught.value.hint, caught.value.exit) == ("llmctl build", Exit.ENGINE)
 
 
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"general.type": "adapter"}, "can't be loaded: it is a LoRA adapter, not a language model"),
+        ({"qwen35.rope.dimension_sections": (11, 11, 10)}, "can't be loaded: qwen35.rope.dimension_sections has 3 entries"),
+    ],
+)
+def test_what_the_engine_can_not_load_does_not_fit(entries: dict[str, Any], message: str) -> None:
+    header = known(load())[load().model]
+    broken = replace(header, entries={**header.entries, **entries})
+    with pytest.raises(Error) as caught:
+        plan.make(load(), {load().model: broken}, budget.make("CUDA0", machine(16, 12), gpu="rtx3070"))
+    assert message in caught.value.message
+    assert caught.value.exit is Exit.MODEL
+
+
+def test_extra_arguments_that_are_not_counted_are_named() -> None:
+    found = make(load(overrides=("extra_args=--override-tensor blk.0=CPU",)))
+    assert "--override-tensor of extra_args may take or save memory that isn't counted here" in found.reasons
+
+
 # what the preset leaves to the machine
 
 
@@ -276,3 +297,31 @@ def test_a_rung_that_was_tried_before_is_corrected_too() -> None:
     assert first.given_up == ()
     seen = Allocation({**first.estimate.device, "compute": 400 * MIB}, {}, cuda=True)
     assert words(make(load(), 5800, past={load().model: [plan.allocated(first, seen)]})) == RUNGS[:1]
+
+
+@pytest.mark.parametrize(
+    "override", ["extra_args=--swa-full", "cache_type_k=q8_0", "slots=2", "unified=on", "draft_length=3", "flash_attention=off"]
+)
+def test_other_flags_are_another_start(override: str) -> None:
+    first, other = make(load()), make(load(overrides=(override,)))
+    assert plan.fingerprint(first.preset, first.settings) != plan.fingerprint(other.preset, other.settings)
+
+
+def test_another_kind_or_draft_model_is_another_start() -> None:
+    first, other = make(load("balanced_9b")), make(load("balanced_9b", overrides=("kind=embedding",)))
+    assert plan.fingerprint(first.preset, first.settings) != plan.fingerprint(other.preset, other.settings)
+    drafts = [replace(first.preset, draft_model=Model("d.gguf", path=path)) for path in ("/a/d.gguf", "/b/d.gguf")]
+    assert plan.fingerprint(drafts[0], first.settings) != plan.fingerprint(drafts[1], first.settings)
+
+
+def test_what_only_the_server_keeps_is_the_same_start() -> None:
+    first, other = make(load()), make(load(overrides=("cache_ram=100", "checkpoints=3", "threads=1", "temperature=1")))
+    assert plan.fingerprint(first.preset, first.settings) == plan.fingerprint(other.preset, other.settings)
+
+
+def test_the_prediction_stays_beside_its_correction() -> None:
+    first = make(load())
+    seen = Allocation({"compute": 400 * MIB}, {}, cuda=True)
+    again = make(load(), past={load().model: [plan.allocated(first, seen)]})
+    assert again.predicted == first.estimate
+    assert again.estimate.device["compute"] == 400 * MIB

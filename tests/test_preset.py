@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def test_words_stay_the_words_that_were_written(line: str, key: str, value: Any,
         ),
         (
             "chat_template_file: /no/such.jinja",
-            "chat_template_file is '/no/such.jinja', but there is no file /no/such.jinja",
+            "chat_template_file is '/no/such.jinja', but there is no file '/no/such.jinja'",
             "chat_template_file: template.jinja",
         ),
         (
@@ -128,8 +129,22 @@ def test_words_stay_the_words_that_were_written(line: str, key: str, value: Any,
         ("contexts: {short: {slots: 2}}", "contexts.short sets no context", "add context: …"),
         (
             "contexts: {8k: {context: 8192}}",
-            "contexts.8k should be a name that begins with a letter",
+            "'contexts.8k' should be a name of at most 32 letters, digits, '_' and '-' that begins with a letter",
             "contexts: {short: {context: 4096}}",
+        ),
+        (
+            'modes: {"\\e[31m\\n": {slots: 1}}',
+            "'modes.\\x1b[31m\\n' should be a name of at most 32 letters, digits, '_' and '-' that begins with a letter",
+            "modes: {latency: {slots: 1}}",
+        ),
+        ('"\\e[31m\\nslots": 1', "'\\x1b[31m\\nslots' is not an option", "did you mean slots?"),
+        ('machine: "\\e[31m"', "machine is '\\x1b[31m', but should be text without '\\x1b'", "machine: …"),
+        ('extra_args: ["-x\\0"]', "extra_args is a list, but its word '-x\\x00' should be without '\\x00'", "extra_args: []"),
+        ('warm_prompt: "a\\0"', "warm_prompt is 'a\\x00', but should be text without '\\x00'", "warm_prompt: …"),
+        (
+            "slots: 1_000",
+            "slots is '1_000', but should be a whole number from 1 to 256, in the digits 0 to 9 with nothing between them",
+            "slots: 1",
         ),
         ("contexts: 4096", "contexts is '4096', but should be a block of names", "contexts: {short: {context: 4096}}"),
         ("modes: {fast: on}", "modes.fast is 'on', but should be a block of options", "modes: {latency: {slots: 1}}"),
@@ -283,6 +298,30 @@ def test_set_of_what_is_no_option_is_refused(override: str, hint: str, tmp_path:
     assert refused(tmp_path, "", override).hint.startswith(hint)
 
 
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("warm_prompt=a\udcff", r"--set warm_prompt: warm_prompt is 'a\udcff', but should be text without '\udcff'"),
+        ("warm_prompt=a\x00", r"--set warm_prompt: warm_prompt is 'a\x00', but should be text without '\x00'"),
+        ("about=a\nb", r"--set about: about is 'a\nb', but should be text without '\n'"),
+        (
+            "chat_template_file=a\udcff",
+            r"--set chat_template_file: chat_template_file is 'a\udcff', but should be the path of a file without '\udcff'",
+        ),
+        (
+            "extra_args=-x a\udcff",
+            r"--set extra_args: extra_args is '-x a\udcff', but its word 'a\udcff' should be without '\udcff'",
+        ),
+        ("extra_args=-x '\0'", r"""--set extra_args: extra_args is "-x '\x00'", but its word '\x00' should be without '\x00'"""),
+        ("\x1b[31m\n\udcff=1", r"--set \x1b[31m\n\udcff: there is no such option"),
+    ],
+)
+def test_set_of_what_is_no_text_is_a_sentence_that_can_be_printed(override: str, says: str, tmp_path: Path) -> None:
+    error = refused(tmp_path, "", override)
+    assert error.message == says
+    assert error.message.isprintable()
+
+
 @pytest.mark.parametrize("override", ["slots", "=2", ""])
 def test_set_without_key_or_value_is_wrong_usage(override: str, tmp_path: Path) -> None:
     with pytest.raises(Error) as raised:
@@ -328,10 +367,51 @@ def test_an_unknown_preset_is_refused_with_the_nearest(name: str, hint: str, hom
     assert "tiny" in error.message
 
 
-@pytest.mark.parametrize("name", ["../presets/tiny", "/etc/passwd", "", ".", "a" * 5000, "a\0b"])
-def test_a_name_is_no_path(name: str, home: paths.Home) -> None:
-    with pytest.raises(Error, match="there is no preset"):
+UNNAMEABLE = ["", ".", "..", "a..b", "a.", "-r", "--help", ".a", "_a", "a b", "ä", "a\n", "a" * 65, "\x1b[31m", "a\udcff"]
+UNNAMEABLE += ["llmctl", "instance.json", "instance.json.part", "lock"]
+
+
+@pytest.mark.parametrize("name", [*UNNAMEABLE, "../presets/tiny", "/etc/passwd", "a" * 5000, "a\0b"])
+def test_a_name_is_no_path_no_option_and_none_of_the_run_folders_files(name: str, home: paths.Home) -> None:
+    """A preset called ``..`` would run in the folder that holds everything else, and ``down`` removes what it ran in."""
+    if len(name) < 200 and not {"/", "\0"} & set(name):
+        (home.presets / f"{name}.yaml").write_text(MODEL)
+        with pytest.raises(Error, match="a preset's file can't be called"):
+            preset.read(home.presets / f"{name}.yaml")
+    with pytest.raises(Error, match=", and none can be called so; there are: ") as raised:
         preset.load(name, home)
+    assert raised.value.message.isprintable()
+    assert len(raised.value.message) < 250
+    assert name not in preset.names(home)
+
+
+@pytest.mark.parametrize("name", ["a", "7b", "turbo_4b", "Qwen3.5-4B", "a" * 64])
+def test_a_name_may_be(name: str, home: paths.Home) -> None:
+    (home.presets / f"{name}.yaml").write_text(MODEL)
+    assert preset.load(name, home).name == name
+    assert name in preset.names(home)
+
+
+def test_what_is_misnamed_is_told_but_an_editors_hidden_file(home: paths.Home) -> None:
+    for name in ("a b.yaml", "-r.yaml", ".#tiny.yaml", "...yaml", "fine.yaml"):
+        (home.presets / name).write_text(MODEL)
+    assert [path.name for path in preset.misnamed(home)] == ["-r.yaml", "a b.yaml"]
+
+
+def test_what_stands_in_the_place_of_a_shipped_one_never_lets_that_through(home: paths.Home) -> None:
+    path = home.presets / "tiny.yaml"
+    told = {
+        "a folder": path.mkdir,
+        "a pipe": lambda: os.mkfifo(path),
+        "a link to '/no/where', which isn't there": lambda: path.symlink_to("/no/where"),
+    }
+    for what, make in told.items():
+        make()
+        with pytest.raises(Error, match=f"^{path}:1: can't be read: it is {what}"):
+            preset.load("tiny", home)
+        assert "tiny" in preset.names(home)
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert preset.load("tiny", home).about
 
 
 # Put together: precedence, overlays, rungs.
@@ -397,6 +477,26 @@ def test_a_number_that_no_context_holds_takes_the_largest(tmp_path: Path) -> Non
     assert (found.context_name, found.context, found.cache_type_k) == ("long", 20000, "q8_0")
     assert found.notes == ("20,000 tokens: context long is the largest, though it holds fewer, so what else it sets counts",)
     assert layered(tmp_path, context="long").notes == ()
+
+
+def test_no_note_is_untrue_of_what_was_said_after_all(tmp_path: Path) -> None:
+    """The context wins over the mode, but what was asked for wins over both."""
+    more = "  big: {context: 1024, cache_type_k: q8_0, slots: 2}\n"
+    told = "mode big has context 1024, context long has 16384: the context wins"
+    assert layered(tmp_path, context="long", mode="big", more=more).notes == (told,)
+    number = "16,000 tokens: context long is the smallest that holds them, so what else it sets counts"
+    assert layered(tmp_path, context="16000", mode="big", more=more).notes == (number,)
+    assert layered(tmp_path, "context=5000", context="16000", mode="big", more=more).notes == ()
+    assert layered(tmp_path, "slots=5", context="short", mode="fast").notes == ()
+    found = layered(tmp_path, context="short", mode="fast")
+    assert found.notes == ("mode fast has slots 8, context short has 4: the context wins",)
+    assert found.change({"slots": 8}, "fallback").notes == ()
+    models = "  own: {model: {path: /m.gguf}}\ncontexts:\n  x: {context: 512, model: {path: /x.gguf}}\n"
+    path = tmp_path / "mine.yaml"
+    path.write_text(MODEL + "modes:\n" + models)
+    found = preset.read(path, context="x", mode="own")
+    assert found.notes == ("mode own has model m.gguf, context x has x.gguf: the context wins",)
+    assert found.with_file(Path("/y.gguf")).notes == ()
 
 
 def test_without_contexts_a_number_is_just_the_context(tmp_path: Path) -> None:
@@ -539,6 +639,27 @@ def test_a_files_name_is_the_models_and_has_to_do_for_one(name: str, tmp_path: P
     path.write_text(MODEL)
     with pytest.raises(Error, match="a preset's file can't be called"):
         preset.read(path)
+
+
+def test_of_many_faults_the_first_are_told_and_the_worst_is_the_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(MODEL + "".join(f"zzz{number}: 1\n" for number in range(4000)))
+    _, faults = preset.check(path)
+    assert len(faults) == 21
+    assert faults[-1].message == "3980 more faults, here and further down"
+    with pytest.raises(Error, match=f"^{path}:{MODEL_LINES + 1}: 'zzz0' is not an option$"):
+        preset.read(path)
+
+
+def test_there_are_not_more_ways_than_can_be_planned(tmp_path: Path) -> None:
+    contexts = "contexts:\n" + "".join(f"  c{number}: {{context: {4096 + number}}}\n" for number in range(8))
+    modes = "modes:\n" + "".join(f"  m{number}: {{ubatch: {64 + number}}}\n" for number in range(8))
+    assert read(tmp_path, contexts + modes + "default_context: c0\ndefault_mode: m0\n").context == 4096
+    error = refused(tmp_path, contexts + modes)
+    told = "contexts has 8 names and modes 8, 81 ways to run it, but at most 64 are taken"
+    assert error.message == f"{tmp_path}/mine.yaml:{MODEL_LINES + 10}: {told}"
+    error = refused(tmp_path, f"fallback: [{', '.join(['{context: 512}'] * 33)}]\n")
+    assert error.message == f"{tmp_path}/mine.yaml:{MODEL_LINES + 1}: fallback has 33 steps, but at most 32 are taken"
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,13 @@ def test_a_broken_preset_is_named_and_hides_no_other(home: paths.Home) -> None:
     says = f"{home.presets}/mine.yaml:1: slots is '0', but should be a whole number from 1 to 256"
     assert done.stderr == f"error: {says}\ntry: slots: 1\n"
     assert answer(presets)["broken"] == [says]
+
+
+def test_a_misnamed_preset_is_named_too(home: paths.Home) -> None:
+    (home.presets / "my own.yaml").write_text(GOOD)
+    says = f"{home.presets}: a preset's file can't be called 'my own.yaml'"
+    assert answer(presets)["broken"] == [says]
+    assert run(presets).stderr.startswith(f"error: {says}\ntry: a name of at most 64 letters")
 
 
 # show
@@ -197,7 +205,10 @@ def test_check_says_all_faults_at_once_each_with_its_line(home: paths.Home) -> N
     assert (found["ok"], [fault["line"] for fault in found["faults"]]) == (False, [2, 3, 4])
 
 
-def test_check_of_no_file() -> None:
+def test_check_of_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.yaml")
+    for path, says in {tmp_path / "x.yaml": "a pipe", Path("/dev/zero"): "a device", tmp_path: "a folder"}.items():
+        assert run(check, str(path)).stderr.startswith(f"error: {path}:1: can't be read: it is {says}, not a file\n")
     assert run(check, "/no/such.yaml").stderr.startswith("error: /no/such.yaml:1: can't be read: No such file or directory\n")
 
 
@@ -267,6 +278,8 @@ def test_what_the_reader_takes_the_schema_takes(text: str, tmp_path: Path) -> No
         "cache_type_k: q9_0\n",
         "temperature: hot\n",
         "extra_args: --prio\n",
+        'about: "two\\nlines"\n',
+        f"draft_model: {{file: m.gguf, sha256: {SHA}, hub: {{repository: a/b, revision: ../x}}}}\n",
         "contexts: {short: {slots: 2}}\n",
         "contexts: {8k: {context: 8192}}\n",
         "modes: {fast: {slots: 0}}\n",

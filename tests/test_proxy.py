@@ -371,18 +371,37 @@ def _settled(process: psutil.Process) -> int:
     return int(process.memory_info().rss)
 
 
-@pytest.mark.parametrize(("kind", "pooling"), [("embedding", "mean"), ("rerank", "model")])
-def test_a_preset_that_does_not_chat_says_so(real_box: Box, kind: str, pooling: str) -> None:
-    """It starts and is warmed up by a request of its own kind, in the real engine."""
-    client = real_box.up(
-        "--set", f"kind={kind}", "--set", f"pooling={pooling}", "--set", "threads=1", "--set", "context=1024", "--set", "slots=1"
-    )
+@pytest.mark.parametrize(
+    ("kind", "pooling", "route", "body"),
+    [
+        ("embedding", "mean", "/v1/embeddings", {"input": ["one", "two", "three"]}),
+        ("rerank", "model", "/v1/rerank", {"query": "one", "documents": ["two", "three", "four"]}),
+    ],
+)
+def test_a_preset_of_another_kind_serves_its_own_route(
+    real_box: Box, kind: str, pooling: str, route: str, body: dict[str, Any]
+) -> None:
+    """It is started and warmed up by a request of its kind, in the real engine; a chat gets a 400 that names its route."""
+    small = ("threads=1", "context=1024", "slots=2", f"pooling={pooling}", f"kind={kind}")
+    client = real_box.up(*(word for each in small for word in ("--set", each)))
     with client.http as http:
-        reply = http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO})
+        reply = http.post(route, json={"model": "tiny", **body})
+        chat = http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO})
     assert client.stop() == 0
-    error = reply.json()["error"]
-    assert (reply.status_code, error["code"]) == (400, "wrong_kind")
+    found = reply.json()
+    assert len(found["data" if kind == "embedding" else "results"]) == 3
+    error = chat.json()["error"]
+    assert (chat.status_code, error["code"], error["try"]) == (400, "wrong_kind", route)
     assert error["message"] == f"tiny is a preset for {kind}, and /v1/chat/completions wants one for chat"
+    record = real_box.records()[-1]
+    assert (record["route"], record["status"], record["prompt_tokens"]) == (route, "ok", found["usage"]["prompt_tokens"])
+
+
+def test_a_chat_preset_says_so_to_an_embedding_request(healthy: Client) -> None:
+    with healthy.http as http:
+        reply = http.post("/v1/embeddings", json={"model": "tiny", "input": "Hello"})
+    assert reply.json()["error"]["message"] == "tiny is a preset for chat, and /v1/embeddings wants one for embedding"
+    assert reply.json()["error"]["try"] == "/v1/chat/completions"
 
 
 def test_an_embedding_preset_of_a_chat_model_is_told_to_name_its_pooling(real_box: Box) -> None:

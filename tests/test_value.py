@@ -7,7 +7,7 @@ import pytest
 from supervisor import value
 from supervisor.option import options
 from supervisor.value import Choice, Integer, Kind, List, Number, Switch, Text, Value
-from supervisor.words import Fault, Series, Word
+from supervisor.words import FAULTS, Fault, Series, Word
 
 WHOLE = Integer(1, 256)
 AUTO = Integer(1, 16, ("auto",))
@@ -28,7 +28,10 @@ DECIMAL = Number(-2, 2)
         (Switch(), "on", True),
         (Switch("yes", "no"), "no", False),
         (Text(), "off", "off"),
-        (Text(), "two\nlines\tand a tab", "two\nlines\tand a tab"),
+        (Text(lines=True), "two\nlines\tand a tab", "two\nlines\tand a tab"),
+        (DECIMAL, "0.7000000000000000000001", 0.7),
+        (DECIMAL, "1." + "0" * 64, 1.0),
+        (WHOLE, "0" * 63 + "7", 7),
         (List(), "--lora 'a b'", ("--lora", "a b")),
     ],
 )
@@ -44,10 +47,13 @@ def test_what_is_read(kind: Kind, word: str, expected: Value) -> None:
         (WHOLE, "0", "should be a whole number from 1 to 256"),
         (WHOLE, "257", "should be a whole number from 1 to 256"),
         (WHOLE, "1.0", "should be a whole number from 1 to 256"),
-        (WHOLE, "1_0", "should be a whole number from 1 to 256"),
-        (WHOLE, "٣", "should be a whole number from 1 to 256"),
-        (WHOLE, " 1", "should be a whole number from 1 to 256"),
-        (WHOLE, "9" * 5000, "should be a whole number from 1 to 256"),
+        (WHOLE, "1_0", "should be a whole number from 1 to 256, in the digits 0 to 9 with nothing between them"),
+        (WHOLE, "1,000", "should be a whole number from 1 to 256, in the digits 0 to 9 with nothing between them"),
+        (WHOLE, "٣", "should be a whole number from 1 to 256, in the digits 0 to 9 with nothing between them"),
+        (WHOLE, "１", "should be a whole number from 1 to 256, in the digits 0 to 9 with nothing between them"),
+        (WHOLE, " 1", "should be a whole number from 1 to 256, in the digits 0 to 9 with nothing between them"),
+        (WHOLE, "9" * 5000, "should be a whole number from 1 to 256, in at most 64 digits"),
+        (DECIMAL, "1." + "0" * 65, "should be a number from -2 to 2, in at most 64 digits"),
         (AUTO, "Auto", "should be 'auto' or a whole number from 1 to 16"),
         (DECIMAL, "inf", "should be a number from -2 to 2"),
         (DECIMAL, "nan", "should be a number from -2 to 2"),
@@ -57,7 +63,14 @@ def test_what_is_read(kind: Kind, word: str, expected: Value) -> None:
         (Choice(("a", "b", "c")), "d", "should be 'a', 'b' or 'c'"),
         (Switch(), "true", "should be 'on' or 'off'"),
         (Text("[a-z]+", "a lower-case word"), "A", "should be a lower-case word"),
-        (Text(), "bell \x07", "should be text"),
+        (Text(), "bell \x07", "should be text without '\\x07'"),
+        (Text(), "two\nlines", "should be text without '\\n'"),
+        (Text(), "\x9b31m", "should be text without '\\x9b'"),
+        (Text(), "no UTF-8 \udcff", "should be text without '\\udcff'"),
+        (Text(lines=True), "two\nlines\0", "should be text without '\\x00'"),
+        (Text(lines=True), "no UTF-8 \udcff", "should be text without '\\udcff'"),
+        (List(), "--grammar 'a\0b'", "its word 'a\\x00b' should be without '\\x00'"),
+        (List(), "--grammar 'a\nb'", "its word 'a\\nb' should be without '\\n'"),
         (List(), "'open", "should be words as a shell takes them (No closing quotation)"),
     ],
 )
@@ -84,6 +97,8 @@ def test_a_list_is_a_list_and_a_word_a_word() -> None:
     faults: list[Fault] = []
     assert value.take(List(), Series((Word("-x", 3), Word("1", 3)), 3), "extra_args", faults) == ("-x", "1")
     assert faults == []
+    assert value.take(List(), Series((Word("-x\0", 3),), 3), "extra_args", faults) is None
+    assert faults.pop().message == "extra_args is a list, but its word '-x\\x00' should be without '\\x00'"
     assert value.take(List(), Word("-x", 4), "extra_args", faults) is None
     assert value.take(List(), Series((Series((), 5),), 5), "extra_args", faults) is None
     assert value.take(WHOLE, Series((), 6), "contexts.long.slots", faults) is None
@@ -92,3 +107,12 @@ def test_a_list_is_a_list_and_a_word_a_word() -> None:
         (5, "extra_args is a list, but its items should be words, not a list", "extra_args: []"),
         (6, "contexts.long.slots is a list, but should be a whole number from 1 to 256", "slots: 1"),
     ]
+
+
+def test_of_many_keys_that_are_none_the_nearest_is_sought_for_those_that_will_be_told() -> None:
+    faults: list[Fault] = []
+    for number in range(100):
+        value.unknown("slotz", number, ["slots"], faults)
+    value.unknown("slot" + "z" * 100_000, 1, ["slots"], faults)
+    assert [fault.hint for fault in faults].count("did you mean slots?") == FAULTS
+    assert max(len(fault.message) for fault in faults) < 200

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import yaml
 
 from supervisor import words
-from supervisor.words import Block, Series, Word
+from supervisor.words import Block, Fault, Series, Word
 
 
 def read(tmp_path: Path, text: str) -> tuple[Block, list[str]]:
@@ -51,14 +52,18 @@ def test_blocks_lists_and_their_lines(tmp_path: Path) -> None:
         ("a: 1\nb: 2\na: 3\n", ["3: 'a' stands here and in line 1"]),
         ("a: {b: 1,\n  b: 2}\n", ["2: 'b' stands here and in line 1"]),
         ("a: 1\na: 2\na: 3\n", ["2: 'a' stands here and in line 1", "3: 'a' stands here and in line 1"]),
-        ("a: &x 1\n", ["1: &x names a value to be used elsewhere"]),
-        ("a: &x 1\nb: *x\n", ["1: &x names a value to be used elsewhere", "2: *x stands for what was written elsewhere"]),
-        ("a: &x [*x]\n", ["1: &x names a value to be used elsewhere", "1: *x stands for what was written elsewhere"]),
-        ("a: !!python/object:os.system 1\n", ["1: the tag tag:yaml.org,2002:python/object:os.system is not read"]),
-        ("a: !!int 1\n", ["1: the tag tag:yaml.org,2002:int is not read"]),
+        ("a: &x 1\n", ["1: '&x' names a value to be used elsewhere"]),
+        ("a: &x 1\nb: *x\n", ["1: '&x' names a value to be used elsewhere", "2: '*x' stands for what was written elsewhere"]),
+        ("a: &x [*x]\n", ["1: '&x' names a value to be used elsewhere", "1: '*x' stands for what was written elsewhere"]),
+        ("a: !!python/object:os.system 1\n", ["1: the tag 'tag:yaml.org,2002:python/object:os.system' is not read"]),
+        ("a: !!int 1\n", ["1: the tag 'tag:yaml.org,2002:int' is not read"]),
         ("? [a]\n: 1\nb: 2\n", ["1: a key is a word, not a list"]),
         ("? {a: 1}\n: [1, 2]\nb: 2\n", ["1: a key is a word, not a block of keys"]),
         ('"\\0": 1\n"\\0": 2\n', ["2: '\\x00' stands here and in line 1"]),
+        ('"\\e[31m": 1\n"\\e[31m": 2\n', ["2: '\\x1b[31m' stands here and in line 1"]),
+        ("a: !<\\e\\n> 1\n".replace("\\e\\n", "%1B%0A"), ["1: the tag '\\x1b\\n' is not read"]),
+        ("a: {'': [1], b: 2}\n", ["1: a key is empty: nothing stands before ':'"]),
+        ("'': 1\n'': 2\n", ["1: a key is empty: nothing stands before ':'", "2: a key is empty: nothing stands before ':'"]),
     ],
 )
 def test_what_may_not_have_been_meant_is_noted_and_reading_goes_on(text: str, faults: list[str], tmp_path: Path) -> None:
@@ -80,12 +85,18 @@ def test_of_a_key_that_stands_twice_the_first_value_stays(tmp_path: Path) -> Non
         (b"- a\n", 1, "holds no keys"),
         (b"a: 1\n---\nb: 2\n", 2, "a second document begins here"),
         (b"a: 1\nb: \xff\n", 2, "is not UTF-8: byte 0xff"),
-        (b"a:\n\tb: 1\n", 2, "found character that cannot start any token"),
+        (b"a:\n\tb: 1\n", 2, "begins with a tab, and a tab can't indent"),
+        (b"a:\n  b: 1\n  \tc: 1\n", 3, "begins with a tab, and a tab can't indent"),
+        (b"a: 1\n\tb: 1\n", 2, "begins with a tab, and a tab can't indent"),
+        (b": x\nb: 1\n", 1, "a key is empty: nothing stands before ':'"),
+        (b"a:\n  : x\n", 2, "a key is empty: nothing stands before ':'"),
+        (b"a: @b\n", 1, "found character that cannot start any token"),
         (b"a: 1\nb: [1\n", 3, "did not find expected ',' or ']'"),
         (b"a: 1\n b: 2\n", 2, "mapping values are not allowed in this context"),
         (b"a: " + b"[" * 9, 1, "nests deeper than 8 levels"),
         (b"a: " + b"{a: " * 500, 1, "nests deeper than 8 levels"),
-        (b"#" * (words.SIZE_BYTES + 1), 1, f"has {words.SIZE_BYTES + 1} bytes"),
+        (b"a: 1\n" * (words.WORDS // 2 - 1) + b"b: [1, 2]\n", words.WORDS // 2, "is the 10,001th word"),
+        (b"#" * (words.SIZE_BYTES + 1), 1, f"has more than {words.SIZE_BYTES} bytes"),
     ],
 )
 def test_what_is_no_block_of_keys_is_one_fault(raw: bytes, line: int, says: str, tmp_path: Path) -> None:
@@ -107,6 +118,32 @@ def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
             words.read(path)
 
 
+def test_nothing_but_a_file_is_opened(tmp_path: Path) -> None:
+    """A pipe would keep us waiting, and ``/dev/zero`` never end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("no\nwhere")
+    (tmp_path / "ring").symlink_to("ring")
+    told = {
+        tmp_path: "can't be read: it is a folder, not a file",
+        tmp_path / "pipe": "can't be read: it is a pipe, not a file",
+        Path("/dev/zero"): "can't be read: it is a device, not a file",
+        tmp_path / "link": "can't be read: it is a link to 'no\\nwhere', which isn't there",
+        tmp_path / "ring": "can't be read: Too many levels of symbolic links",
+    }
+    for path, sentence in told.items():
+        with pytest.raises(words.Unreadable) as raised:
+            words.read(path)
+        assert raised.value.fault.message == sentence
+
+
+def test_of_many_faults_the_first_are_told_and_how_many_more_there_are() -> None:
+    faults = [Fault(line, "x", "y") for line in range(50, 0, -1)]
+    told = words.first(faults + faults)
+    assert [fault.line for fault in told] == list(range(1, words.FAULTS + 2))
+    assert told[-1].message == "30 more faults, here and further down"
+    assert words.first(faults[: words.FAULTS]) == tuple(reversed(faults[: words.FAULTS]))
+
+
 @pytest.mark.parametrize("loader", [yaml.SafeLoader, getattr(yaml, "CSafeLoader", yaml.SafeLoader)])
 def test_both_of_pyyamls_parsers_give_the_same(loader: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "_LOADER", loader)
@@ -114,4 +151,4 @@ def test_both_of_pyyamls_parsers_give_the_same(loader: type, tmp_path: Path, mon
     b = root.entries["b"]
     assert isinstance(b, Block)
     assert b.entries["c"] == Series((Word("1", 2), Word("010", 2)), 2)
-    assert faults == ["3: 'b' stands here and in line 2", "4: &x names a value to be used elsewhere"]
+    assert faults == ["3: 'b' stands here and in line 2", "4: '&x' names a value to be used elsewhere"]

@@ -9,10 +9,12 @@ from typing import Any, Final
 import click
 
 from supervisor import paths, preset, render, store
-from supervisor.errors import Error
+from supervisor.errors import Error, Exit
 from supervisor.paths import Home
 from supervisor.preset import Preset
+from supervisor.profile import NAMED
 from supervisor.units import size
+from supervisor.words import quoted
 
 WIDTH: Final = 80
 """Of the list: a narrow terminal's."""
@@ -23,7 +25,11 @@ WIDTH: Final = 80
 def command(as_json: bool) -> None:
     """List the presets: the shipped ones, and your own, which win by name."""
     home = paths.home()
-    found, broken = [], []
+    found: list[Preset] = []
+    broken = [
+        Error(f"{path.parent}: a preset's file can't be called {quoted(path.name)}", exit=Exit.CONFIG, hint=NAMED)
+        for path in preset.misnamed(home)
+    ]
     for name in preset.names(home):
         try:
             found.append(preset.load(name, home))

@@ -16,6 +16,7 @@ from supervisor.order import Order
 from supervisor.paths import Home
 from supervisor.preset import Preset
 from supervisor.value import nearest
+from supervisor.words import quoted
 
 
 @click.command("show")
@@ -47,12 +48,12 @@ def command(
         raise click.UsageError("--gpu goes with --command")
     if names and line:
         raise click.UsageError("--command prints the whole line; leave out the options")
+    order = Order(name, context=context, mode=mode, overrides=overrides, model=model, gpu=gpu)
     for each in names:
         if each not in options():
             near = nearest(each, options())
-            hint = f"llmctl show {name} {near}".strip()
-            raise Error(f"there is no option {each!r}", exit=Exit.CONFIG, hint=hint)
-    order = Order(name, context=context, mode=mode, overrides=overrides, model=model, gpu=gpu)
+            hint = f"llmctl show {order.preset.name} {near}".strip()
+            raise Error(f"there is no option {quoted(each)}", exit=Exit.CONFIG, hint=hint)
     if line:
         render.as_json({"argv": list(order.argv)}) if as_json else render.out(shlex.join(order.argv))
         return

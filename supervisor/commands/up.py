@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -18,6 +19,7 @@ from supervisor import argv, planning, render, rundir, serve
 from supervisor.arbiter import Launch
 from supervisor.errors import Error, Exit
 from supervisor.order import Order
+from supervisor.preset import Preset
 from supervisor.rundir import RunDir
 
 
@@ -110,10 +112,12 @@ def command(
     if detach:
         render.say(f"starting {name}, llmctl logs {name} says how far it is")
         address = _detach(start)
-        render.as_json({"address": address, "model": name}) if as_json else _welcome(name, address, "llmctl down stops it.")
+        render.as_json({"address": address, "model": name}) if as_json else _welcome(
+            start.order.preset, address, "llmctl down stops it."
+        )
         return
     _log_to_stderr()
-    start.serve(foreground=True, ready=lambda address: _welcome(name, address, "Ctrl-C stops it."))
+    start.serve(foreground=True, ready=lambda address: _welcome(start.order.preset, address, "Ctrl-C stops it."))
 
 
 def _dry_run(order: Order, *, as_json: bool) -> None:
@@ -126,12 +130,22 @@ def _dry_run(order: Order, *, as_json: bool) -> None:
     found.require()
 
 
-def _welcome(name: str, address: str, ending: str) -> None:
-    render.say(
-        f"""{name} is ready at {address}/v1
+SAMPLES: Final[dict[str, tuple[str, dict[str, object]]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "stream": True}),
+    "embedding": ("/v1/embeddings", {"input": "Hello"}),
+    "rerank": ("/v1/rerank", {"query": "greetings", "documents": ["Hello", "Stone"]}),
+}
+"""A request to try, for each kind of preset."""
 
-  curl {address}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}], "stream": true}}'
+
+def _welcome(preset: Preset, address: str, ending: str) -> None:
+    route, body = SAMPLES[preset.kind]
+    sample = json.dumps({"model": preset.name, **body})
+    render.say(
+        f"""{preset.name} is ready at {address}/v1
+
+  curl {address}{route} -H 'Content-Type: application/json' \\
+    -d '{sample}'
 
 {ending}"""
     )
