@@ -6,6 +6,7 @@ On the CPU the device is the machine's own memory, and both draw on the same byt
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,7 +18,8 @@ from supervisor.units import GIB, KIB, MIB
 CPU: Final = "none"
 REFERENCE: Final = "rtx3070"
 """The card that llmctl is made for first."""
-_UNITS: Final = {"k": KIB, "m": MIB, "g": GIB}
+_UNITS: Final = {"k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}
+_NUMBER: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,9 @@ def make(device: str, machine: Hardware, *, gpu: str | None = None, vram: int | 
     said = f"--ram {ram // MIB}M" if ram is not None else "the container's limit" if machine.limited else "free now"
     host = machine.available_bytes
     if device == CPU:
-        if gpu or vram is not None:
+        if gpu is not None or vram is not None:
             raise Error(
-                f"this preset runs on the CPU, {'--gpu' if gpu else '--vram'} is about a card",
+                f"this preset runs on the CPU, {'--gpu' if gpu is not None else '--vram'} is about a card",
                 exit=Exit.USAGE,
                 hint="--set device=CUDA0 puts it on the card",
             )
@@ -112,10 +114,7 @@ def parse_size(text: str) -> int:
     word = text.strip().lower().removesuffix("ib").removesuffix("b")
     unit = _UNITS.get(word[-1:], 0)
     number = word[:-1] if unit else word
-    try:
-        count = float(number) * (unit or MIB)
-    except ValueError:
-        count = -1.0
-    if not 0 < count < 1 << 50:
+    count = float(number) * (unit or MIB) if _NUMBER.fullmatch(number.strip()) else 0
+    if not 1 <= count < 1 << 50:
         raise Error(f"{text!r} is no amount of memory", exit=Exit.USAGE, hint="7400M or 7.2G")
     return int(count)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
 from supervisor import render
+from supervisor.order import Order
 from supervisor.plan import Plan
 from supervisor.preset import Preset
 from supervisor.units import MIB
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 TERMS: Final = {
     "weights": "the model",
@@ -38,28 +38,31 @@ BAR: Final = 40
 """Characters that all of the memory takes in the picture."""
 
 
-def choices(function: Command) -> Command:
-    """The options by which every command that plans lets a preset differ from its file."""
-    for option in reversed(
-        (
-            click.option(
-                "--context",
-                metavar="short|medium|long|N",
-                help="One of the preset's sizes, or so many tokens (16384, 128k), in the smallest size that holds them.",
-            ),
-            click.option("--mode", metavar="NAME", help="One of the preset's modes: latency, throughput."),
-            click.option(
-                "--set",
-                "overrides",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="Override an option (llmctl show PRESET lists them); may be repeated.",
-            ),
-            click.option("--model", type=click.Path(path_type=Path), help="Another GGUF file in the place of the preset's."),
-        )
-    ):
-        function = option(function)
-    return function
+def ordered(function: Callable[..., None]) -> Callable[..., None]:
+    """Take a PRESET and how it is to differ from its file off the command line; ``function`` gets them as an ``order``."""
+
+    @click.argument("name", metavar="PRESET")
+    @click.option(
+        "--context",
+        metavar="short|medium|long|N",
+        help="One of the preset's sizes, or so many tokens (16384, 128k), in the smallest size that holds them.",
+    )
+    @click.option("--mode", metavar="NAME", help="One of the preset's modes: latency, throughput.")
+    @click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override an option (llmctl show PRESET lists them); may be repeated.",
+    )
+    @click.option("--model", type=click.Path(path_type=Path), help="Another GGUF file in the place of the preset's.")
+    @functools.wraps(function)
+    def with_order(
+        name: str, context: str | None, mode: str | None, overrides: tuple[str, ...], model: Path | None, **rest: object
+    ) -> None:
+        function(order=Order(name, context=context, mode=mode, overrides=overrides, model=model), **rest)
+
+    return with_order
 
 
 def as_dict(plan: Plan, argv: tuple[str, ...]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_amounts(text: str, count: int) -> None:
     assert budget.parse_size(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "M", "much", "-1G", "0", "nan", "inf", "1e99"])
+@pytest.mark.parametrize("text", ["", "M", "much", "-1G", "0", "nan", "inf", "1e99", "7_0", "７", "0.000000001k", "9999999T"])
 def test_no_amounts(text: str) -> None:
     with pytest.raises(Error) as caught:
         budget.parse_size(text)

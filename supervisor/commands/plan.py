@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import dataclasses
 
 import click
 
@@ -12,8 +12,7 @@ from supervisor.order import Order
 
 
 @click.command("plan", short_help="Show what fits, and what is given up.")
-@click.argument("name", metavar="PRESET")
-@planning.choices
+@planning.ordered
 @click.option(
     "--gpu",
     metavar="NAME",
@@ -26,11 +25,7 @@ from supervisor.order import Order
 @click.pass_context
 def command(
     ctx: click.Context,
-    name: str,
-    context: str | None,
-    mode: str | None,
-    overrides: tuple[str, ...],
-    model: Path | None,
+    order: Order,
     gpu: str | None,
     vram: str | None,
     ram: str | None,
@@ -43,17 +38,8 @@ def command(
     llmctl plan turbo_4b --gpu rtx3070
     llmctl plan turbo_4b --context long --vram 6300M
     """
-    order = Order(
-        name,
-        context=context,
-        mode=mode,
-        overrides=overrides,
-        model=model,
-        gpu=gpu,
-        vram=budget.parse_size(vram) if vram else None,
-        ram=budget.parse_size(ram) if ram else None,
-        online=online,
-    )
+    card, host = (None if said is None else budget.parse_size(said) for said in (vram, ram))
+    order = dataclasses.replace(order, gpu=gpu, vram=card, ram=host, online=online)
     found = order.plan
     if as_json:
         render.as_json(planning.as_dict(found, order.argv))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,19 +19,14 @@ from supervisor.words import quoted
 
 
 @click.command("show")
-@click.argument("name", metavar="PRESET")
+@planning.ordered
 @click.argument("names", metavar="[OPTION]…", nargs=-1)
-@planning.choices
 @click.option("--gpu", metavar="NAME", help="With --command: for this card in the place of the one here, rtx3070.")
 @click.option("--command", "line", is_flag=True, help="Print the exact llama-server line.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(
-    name: str,
+    order: Order,
     names: tuple[str, ...],
-    context: str | None,
-    mode: str | None,
-    overrides: tuple[str, ...],
-    model: Path | None,
     gpu: str | None,
     line: bool,
     as_json: bool,
@@ -48,7 +42,7 @@ def command(
         raise click.UsageError("--gpu goes with --command")
     if names and line:
         raise click.UsageError("--command prints the whole line; leave out the options")
-    order = Order(name, context=context, mode=mode, overrides=overrides, model=model, gpu=gpu)
+    order = dataclasses.replace(order, gpu=gpu)
     for each in names:
         if each not in options():
             near = nearest(each, options())

@@ -10,7 +10,6 @@ import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
 import click
@@ -62,6 +61,7 @@ class Start:
     def serve(self, *, foreground: bool, ready: serve.Ready) -> None:
         """Serve until told to stop."""
         order = self.order
+        order.plan.require()  # what was free when it was prepared may be taken since
         _ = order.argv  # the engine and what it can do, before anything is claimed
         title, names = order.engine.title, (order.name,)
         service = serve.Service(order.home, lambda owned: [self.launch(owned)], names, title, self.host, self.port, foreground)
@@ -69,8 +69,7 @@ class Start:
 
 
 @click.command("up", short_help="Serve a preset.")
-@click.argument("name", metavar="PRESET")
-@planning.choices
+@planning.ordered
 @click.option("--port", default=serve.DEFAULT_PORT, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
 @click.option("--host", default="localhost", show_default=True, help="Loopback only, until llmctl has keys.")
 @click.option("--detach", is_flag=True, help="Return when it is ready; it goes on in the background.")
@@ -78,11 +77,7 @@ class Start:
 @click.option("--json", "as_json", is_flag=True, help="With --detach or --dry-run: the result as JSON.")
 @click.option("--ready-fd", type=int, hidden=True, help="Where --detach's other half says how it went.")
 def command(
-    name: str,
-    context: str | None,
-    mode: str | None,
-    overrides: tuple[str, ...],
-    model: Path | None,
+    order: Order,
     port: int,
     host: str,
     detach: bool,
@@ -92,12 +87,12 @@ def command(
 ) -> None:
     """Serve PRESET as an OpenAI endpoint, in the foreground. Ctrl-C drains, twice forces.
 
-      \b
-      llmctl up tiny
-      llmctl up tiny --port 9000 --set slots=2
+    \b
+    llmctl up tiny
+    llmctl up tiny --port 9000 --set slots=2
     llmctl up turbo_4b --context long
     """
-    start = Start(Order(name, context=context, mode=mode, overrides=overrides, model=model, online=not dry_run), host, port)
+    start = Start(dataclasses.replace(order, online=not dry_run), host, port)
     if ready_fd is not None:
         _log_to_stderr()
         _report(ready_fd, start)
@@ -110,11 +105,12 @@ def command(
         return
     start = start.prepare()
     if detach:
-        render.say(f"starting {name}, llmctl logs {name} says how far it is")
+        render.say(f"starting {order.name}, llmctl logs {order.name} says how far it is")
         address = _detach(start)
-        render.as_json({"address": address, "model": name}) if as_json else _welcome(
-            start.order.preset, address, "llmctl down stops it."
-        )
+        if as_json:
+            render.as_json({"address": address, "model": order.name})
+        else:
+            _welcome(start.order.preset, address, "llmctl down stops it.")
         return
     _log_to_stderr()
     start.serve(foreground=True, ready=lambda address: _welcome(start.order.preset, address, "Ctrl-C stops it."))
