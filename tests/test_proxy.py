@@ -390,9 +390,8 @@ def test_a_preset_of_another_kind_serves_its_own_route(
     memory = json.loads(real_box.llmctl("status", "--json").stdout)["presets"][0]["memory"]
     assert client.stop() == 0
     planned, allocated = memory["planned_mib"]["device"], memory["allocated_mib"]["device"]
-    assert (
-        allocated["compute"] <= planned["compute"] <= 1.05 * allocated["compute"]
-    )  # an output of every token: 100 MiB, a chat's 18
+    assert allocated["compute"] > 90  # an output of every token: a chat's buffer has 18 MiB
+    assert allocated["compute"] <= planned["compute"] <= 1.06 * allocated["compute"]
     found = reply.json()
     assert len(found["data" if kind == "embedding" else "results"]) == 3
     error = chat.json()["error"]
