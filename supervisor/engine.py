@@ -203,6 +203,11 @@ def locate(home: paths.Home, env: Mapping[str, str] = os.environ) -> Engine:
     return _checked(read(link.resolve()))
 
 
+def chosen(home: paths.Home, env: Mapping[str, str] = os.environ) -> bool:
+    """Whether :func:`locate` has one to look at."""
+    return bool(env.get("LLMCTL_ENGINE")) or (home.engines / CURRENT).is_symlink()
+
+
 def external(server: Path) -> Engine:
     """An engine that we did not build, read from its ``--version``."""
     if not os.access(server, os.X_OK) or server.is_dir():

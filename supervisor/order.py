@@ -59,11 +59,10 @@ class Order:
 
     @functools.cached_property
     def known_engine(self) -> Engine | None:
-        """The engine, or None where there is none yet: a plan doesn't need one."""
-        try:
-            return self.engine
-        except Error:
-            return None
+        """The engine, or None where there is none yet: a plan doesn't need one. Raises :class:`Error` for one that must not run."""
+        from supervisor import engine
+
+        return self.engine if engine.chosen(self.home) else None
 
     @functools.cached_property
     def budget(self) -> Budget:

@@ -189,3 +189,14 @@ def test_without_a_command_the_help_is_shown(tmp_path: Path) -> None:
     assert done.returncode == Exit.USAGE
     assert "[OPTIONS] COMMAND [ARGS]..." in done.stderr
     assert "error:" not in done.stderr
+
+
+def test_a_broken_build_is_refused_by_a_plan_too(tmp_path: Path) -> None:
+    server = tmp_path / "llama-server"
+    server.write_text("#!/bin/sh\necho 'version: 0.5.0 (build 10745, commit abcdef123)' >&2\n")
+    server.chmod(0o755)
+    env = {"PATH": os.environ["PATH"], "LLMCTL_HOME": str(tmp_path / "home"), "LLMCTL_ENGINE": str(server)}
+    words = [sys.executable, "-m", "supervisor", "plan", "tiny"]
+    done = subprocess.run(words, env=env, text=True, capture_output=True, check=False)
+    assert done.returncode == Exit.ENGINE
+    assert done.stderr.startswith(f"error: llama.cpp b10745 at {server} must not be used: ")
