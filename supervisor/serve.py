@@ -80,6 +80,7 @@ def run(service: Service, *, ready: Ready) -> None:
     with ExitStack() as stack:
         stops = stack.enter_context(Stops(foreground=service.foreground))
         sockets = stack.enter_context(bind(service.host, service.port))
+        stops.heed()
         owned = stack.enter_context(rundir.claim(service.home.run, service.presets, secrets.token_urlsafe(24)))
         sys.setswitchinterval(SWITCH_S)
         gc.freeze()
@@ -88,6 +89,7 @@ def run(service: Service, *, ready: Ready) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors a request; the usual soft limit is 1,024
         ledger = Ledger(service.home.ledger)
         stack.callback(ledger.shut)
+        stops.heed()
         try:
             uvloop.run(_serve(service, sockets, owned, ledger, stops, ready))
         except BaseExceptionGroup as group:
@@ -106,13 +108,15 @@ class Stops:
     """Stop signals, from before anything is claimed until everything is given back.
 
     Python's own handlers and not the loop's, which end with the loop and would leave a moment in which SIGTERM kills. Before the loop
-    runs, a signal unwinds by SystemExit; while it runs, the loop is told; after it, we are stopping anyway.
+    runs, a signal is only noted, and :meth:`heed` ends the start where nothing is half-claimed: an exception out of a handler could fall
+    between a claim and its clean-up. While the loop runs, it is told; after it, we are stopping anyway.
     """
 
     def __init__(self, *, foreground: bool) -> None:
         self._foreground = foreground
         self._before: dict[signal.Signals, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._early = 0
         self.first = asyncio.Event()
         self.second = asyncio.Event()
 
@@ -127,14 +131,22 @@ class Stops:
             signal.signal(number, handler)
 
     def listen(self) -> None:
-        """From here on signals set ``first``, then ``second``, in the running loop."""
+        """From here on signals set ``first``, then ``second``, in the running loop; one that came just before, too."""
         self._loop = asyncio.get_running_loop()
+        if self._early:
+            self._note()
+
+    def heed(self) -> None:
+        """End by SystemExit (128 + the signal) if one came by now."""
+        if self._early:
+            sys.exit(128 + self._early)
 
     def _got(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP and not self._foreground:
             return  # there is nothing to reload yet
         if self._loop is None:
-            sys.exit(128 + number)
+            self._early = number
+            return
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._note)
 

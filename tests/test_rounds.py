@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -101,6 +102,24 @@ def box(fake_box: Boxes, monkeypatch: pytest.MonkeyPatch) -> Box:
     made = fake_box(load_s=0.02)
     monkeypatch.setenv("LLMCTL_ENGINE", str(made.engine))
     return made
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_the_middle_of_the_claim_leaves_nothing(
+    box: Box, monkeypatch: pytest.MonkeyPatch, ending: signal.Signals
+) -> None:
+    """In the moment after the description was written and before anybody would remove it."""
+    describe = rundir.RunDir.describe
+
+    def and_a_signal(owned: rundir.RunDir, **changes: Any) -> None:
+        describe(owned, **changes)
+        os.kill(os.getpid(), ending)
+
+    monkeypatch.setattr(rundir.RunDir, "describe", and_a_signal)
+    box.root.mkdir(parents=True)
+    order = Start(Order("tiny", model=box.model, overrides=("slots=2",), home=box.home), "127.0.0.1", 0)
+    assert ended(serve_in_a_fork(box, order)) == 128 + ending
+    assert box.left_behind() == []
 
 
 def test_rounds_leave_nothing(box: Box) -> None:
