@@ -7,12 +7,12 @@ share for the others. A desktop takes more: say what is free with ``--vram``.
 
 from __future__ import annotations
 
-import difflib
 from typing import Final
 
 from supervisor.errors import Error, Exit
 from supervisor.hardware import Card
 from supervisor.units import MIB
+from supervisor.value import nearest
 
 FREE_SHARE: Final = 7670 / 8192
 UNKNOWN_ARCH: Final = "86"
@@ -51,11 +51,11 @@ def named(name: str) -> Card:
     """The card of that name ("rtx3070", "RTX 3070 Ti", "NVIDIA GeForce RTX 4060"), idle and headless. Raises :class:`Error` for others."""
     key = "".join(char for char in name.lower() if char.isalnum()).removeprefix("nvidia").removeprefix("geforce")
     if key not in _CARDS:
-        close = difflib.get_close_matches(key, NAMES, n=1)
+        near = nearest(key, NAMES)
         raise Error(
             f"the card {name!r} is not one of those known: {', '.join(NAMES)}",
             exit=Exit.USAGE,
-            hint=f"--gpu {close[0]}" if close else "--vram 7400M, what is free on it",
+            hint=f"--gpu {near}" if near else "--vram 7400M, what is free on it",
         )
     memory_mib, arch, cores, clock_mhz = _CARDS[key]
     title = f"RTX {key[3:7]}{' Ti' if key.endswith('ti') else ''}"

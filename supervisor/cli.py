@@ -6,7 +6,6 @@ Each module of ``supervisor.commands`` holds one click command named ``command``
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -53,6 +52,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, or None."""
         if cmd_name not in COMMANDS:
+            import difflib
+
             close = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
             hint = f"llmctl {close[0]}" if close else "llmctl --help"
             raise Error(f"there is no command {cmd_name!r}", exit=Exit.USAGE, hint=hint)

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 APP = "llmctl"
 
 
@@ -66,6 +64,8 @@ def home(env: Mapping[str, str] = os.environ) -> Home:
     if root := env.get("LLMCTL_HOME"):
         top = Path(root).expanduser().absolute()
         return Home(top / "config", top / "data", top / "cache", top / "state", top / "run")
+    import platformdirs
+
     dirs = platformdirs.PlatformDirs(APP, appauthor=False)
     return Home(
         config=dirs.user_config_path,
