@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from supervisor import architecture, engine, estimate, gguf, hardware, paths, phantom, render, trial
+from supervisor import memory as host
 from supervisor.allocation import Allocation
 from supervisor.estimate import Estimate, Settings
 from supervisor.gguf import Header
@@ -216,11 +217,6 @@ def run(server: Path, model: Path, case: Case) -> Row:
     return Row(case, measured(found.allocation), found.anonymous_bytes / MIB)
 
 
-def _available_bytes() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * KIB for line in lines if line.startswith("MemAvailable:"))
-
-
 def measure(server: Path, models: Path | None, cases: Iterable[Case], cpu_flags: frozenset[str]) -> Iterator[Row]:
     """Start the cases that there is room for, one after the other. ``models`` may hold true files, ``NAME.gguf``."""
     with tempfile.TemporaryDirectory(prefix="llmctl-phantoms-") as scratch:
@@ -231,7 +227,7 @@ def measure(server: Path, models: Path | None, cases: Iterable[Case], cpu_flags:
                 if not model.exists():
                     phantom.write(header(case.model), model)
             need = round(sum(predicted(predict(case, cpu_flags)).values()) * MIB)
-            if need + SPARE_BYTES > _available_bytes():
+            if need + SPARE_BYTES > host.read().available_bytes:
                 print(f"left out, no room for {need // MIB} MiB: {case.name}", file=sys.stderr)
                 continue
             yield run(server, model, case)

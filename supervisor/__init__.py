@@ -13,9 +13,10 @@ before it in its own (``tests/test_ranks.py``):
    What fits: ``layout`` (ggml's allocator), ``graph`` (a model's compute graph), ``estimate`` (bytes a term), ``allocation`` (what the
    engine says it took), ``budget``, ``derive`` (numbers nobody wrote down), ``plan``, ``argv`` (the flags), ``warmup``.
    What happens: ``lifecycle`` (states, exit causes, restarts), ``admission``, ``ask``, ``gate``, ``sse``, ``meter`` (tokens), ``assemble``
-3. effects, one outside thing each: ``pip``, ``source``, ``toolkit``, ``toolchain``, ``launcher``, ``build``, ``hub`` (model repositories),
-   ``store`` (model files), ``headers``, ``measured`` (what earlier starts took), ``phantom`` (a model file without weights), ``child``,
-   ``trial`` (planned against real memory), ``pack`` (the bundle), ``upstream``, ``ledger``, ``rundir``
+3. effects, one outside thing each: ``pip``, ``source``, ``toolkit``, ``toolchain``, ``launcher``, ``build``, ``kept`` (small files that
+   save work), ``hub`` (model repositories), ``store`` (model files), ``headers``, ``measured`` (what earlier starts took), ``phantom`` (a
+   model file without weights), ``child``, ``trial`` (planned against real memory), ``pack`` (the bundle), ``upstream``, ``ledger``,
+   ``rundir``
 4. wiring: ``connection`` (one client), ``arbiter`` (the children), ``reply`` (one answer), ``proxy`` (one request), ``control`` (our own
    routes), ``app``, ``serve``, ``order`` (what a command line asks for)
 5. edge: ``cli``, ``render``, ``planning`` (a plan on the terminal), ``docs``, ``commands/``: parse, call, print, exit code

@@ -10,7 +10,7 @@ from typing import Final
 
 from supervisor import cards, estimate, sampling
 from supervisor.architecture import Architecture
-from supervisor.budget import Budget
+from supervisor.budget import REFERENCE, Budget
 from supervisor.estimate import Settings
 from supervisor.gguf import Header
 from supervisor.option import AUTO
@@ -121,13 +121,13 @@ def _rounded(rate: float) -> int:
 def prefill_tps(header: Header, budget: Budget, threads: int) -> float:
     """Tokens a second of prefill to expect, roughly: two operations a weight, at the rate of the card or of so many CPU threads.
 
-    The embedding is a lookup and isn't counted. A card whose cores nobody knows counts as the reference card, an RTX 3070.
+    The embedding is a lookup and isn't counted. A card whose cores nobody knows counts as the reference card.
     """
     weights = sum(math.prod(tensor.shape) for tensor in header.tensors if not tensor.name.startswith(("token_embd", "output.")))
     card = budget.card
     if card is None:
         flops = CORE_FLOPS * threads
     else:
-        known = card if card.cores and card.clock_mhz else cards.named("rtx3070")
+        known = card if card.cores and card.clock_mhz else cards.named(REFERENCE)
         flops = CARD_EFFICIENCY * 2 * known.cores * known.clock_mhz * 1e6
     return flops / (2 * max(1, weights))

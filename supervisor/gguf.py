@@ -231,6 +231,12 @@ def faults(header: Header) -> tuple[str, ...]:
     return tuple(found)
 
 
+def require(header: Header, name: str) -> None:
+    """Raise :class:`Error` for a file, called ``name``, that is known to keep llama-server from loading it."""
+    if found := faults(header):
+        raise Error(f"{name} can't be loaded: {found[0]}", exit=Exit.MODEL, hint="another file of the model")
+
+
 _NO_MODEL: Final = {
     "adapter": "a LoRA adapter",
     "imatrix": "an importance matrix",

@@ -10,13 +10,11 @@ A true header is kept in its condensed form, since a vocabulary of 248,320 words
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Final
 
-from supervisor import gguf, store
+from supervisor import gguf, kept, store
 from supervisor.errors import Error, Exit
 from supervisor.gguf import Header
 from supervisor.model import Model
@@ -30,15 +28,15 @@ def find(home: Home, model: Model, *, online: bool = False) -> Header:
     path = store.path(home, model)
     if store.have(home, model):  # (1)
         return local(home, path)
-    kept = _kept(home, f"{model.file} {model.sha256}")
-    if kept.is_file():  # (2)
+    place = _place(home, f"{model.file} {model.sha256}")
+    if place.is_file():  # (2)
         with contextlib.suppress(Error):
-            return _load(kept)
+            return _load(place)
     if online and model.hub is not None:  # (3)
         from supervisor import hub  # an HTTP client, which no other way needs
 
         with hub.Remote(model.hub.repository, model.hub.revision, model.file) as remote:
-            return _keep(kept, gguf.read(remote))
+            return _keep(place, gguf.read(remote))
     if model.header_file:  # (4)
         return _load(model.header_file)
     if model.path:
@@ -50,19 +48,15 @@ def find(home: Home, model: Model, *, online: bool = False) -> Header:
 
 def local(home: Home, path: Path) -> Header:
     """The header of a file that is here."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return gguf.read(path)  # which says what is wrong with it
-    kept = _kept(home, f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
-    if kept.is_file():
+    place = _place(home, kept.identity(path))
+    if place.is_file():
         with contextlib.suppress(Error):
-            return _load(kept)
-    return _keep(kept, gguf.read(path))
+            return _load(place)
+    return _keep(place, gguf.read(path))
 
 
-def _kept(home: Home, identity: str) -> Path:
-    return home.cache / FOLDER / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
+def _place(home: Home, about: str) -> Path:
+    return home.cache / FOLDER / f"{kept.name(about)}.json"
 
 
 def _load(path: Path) -> Header:
@@ -72,11 +66,6 @@ def _load(path: Path) -> Header:
         raise Error(f"{path} is no condensed header: {exc}", exit=Exit.MODEL, hint=f"rm {path}") from exc
 
 
-def _keep(kept: Path, header: Header) -> Header:
-    """Write it beside its readers; a cache that can't be written costs time and nothing else."""
-    fresh = kept.with_name(f".{kept.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(gguf.condense(header)))
-        fresh.replace(kept)
+def _keep(place: Path, header: Header) -> Header:
+    kept.write(place, json.dumps(gguf.condense(header)))
     return header

@@ -5,15 +5,13 @@ Only the newest starts are kept. A file that can't be read or written costs a co
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from supervisor import kept
 from supervisor.paths import Home
 from supervisor.plan import Allocated
 
@@ -21,15 +19,6 @@ KEEP: Final = 64
 """Starts a file; each is some 400 bytes."""
 MOST_BYTES: Final = 1 << 50
 """Of a term: more isn't a measurement."""
-
-
-def identity(file: Path) -> str:
-    """A model file, by what changes when its content does."""
-    try:
-        stat = file.stat()
-    except OSError:
-        return str(file)
-    return f"{file} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def load(home: Home, file: Path, engine: str) -> Sequence[Allocated]:
@@ -42,17 +31,8 @@ def load(home: Home, file: Path, engine: str) -> Sequence[Allocated]:
 
 def keep(home: Home, file: Path, engine: str, seen: Allocated) -> None:
     """Add a start, in the place of an earlier one with the same settings."""
-    path = _path(home, file, engine)
-    kept = [seen, *(each for each in load(home, file, engine) if each.settings != seen.settings)][:KEEP]
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps([asdict(each) for each in kept], indent=1))
-        fresh.replace(path)
-
-
-def _folder(home: Home) -> Path:
-    return home.data / "measured"
+    starts = [seen, *(each for each in load(home, file, engine) if each.settings != seen.settings)][:KEEP]
+    kept.write(_path(home, file, engine), json.dumps([asdict(each) for each in starts], indent=1))
 
 
 def _read(each: dict[str, Any]) -> Allocated:
@@ -65,5 +45,4 @@ def _read(each: dict[str, Any]) -> Allocated:
 
 
 def _path(home: Home, file: Path, engine: str) -> Path:
-    name = hashlib.sha256(f"{identity(file)} {engine}".encode()).hexdigest()[:24]
-    return _folder(home) / f"{name}.json"
+    return home.data / "measured" / f"{kept.name(f'{kept.identity(file)} {engine}')}.json"

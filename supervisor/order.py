@@ -59,7 +59,12 @@ class Order:
 
     @functools.cached_property
     def known_engine(self) -> Engine | None:
-        """The engine, or None where there is none yet: a plan doesn't need one. Raises :class:`Error` for one that must not run."""
+        """The engine that a plan is held against; None where there is none yet, or it is planned for another machine's.
+
+        Raises :class:`Error` for one that must not run.
+        """
+        if self.elsewhere:
+            return None
         from supervisor import engine
 
         return self.engine if engine.chosen(self.home) else None
@@ -83,7 +88,7 @@ class Order:
     @functools.cached_property
     def plan(self) -> Plan:
         """What will run."""
-        known = None if self.elsewhere else self.known_engine
+        known = self.known_engine
         return plan.make(self.preset, self.headers, self.budget, engine=known, past={} if known is None else self._past(known))
 
     def _past(self, known: Engine) -> Mapping[Model, Sequence[Allocated]]:
@@ -99,7 +104,7 @@ class Order:
         """The llama-server command line; without an engine it is not checked against one."""
         chosen = self.plan.preset  # before the engine: what is wrong with a preset can be said without one
         server, flags = Path("llama-server"), None
-        if not self.elsewhere and (known := self.known_engine):
+        if known := self.known_engine:
             from supervisor import engine
 
             server, flags = known.server, engine.capabilities(known)
@@ -130,8 +135,7 @@ def check_file(chosen: Preset, header: Header, file: Path) -> None:
 
     Two repositories of the hub hold different files of the same name, one with an MTP head and one without.
     """
-    if faults := gguf.faults(header):
-        raise Error(f"{file} can't be loaded: {faults[0]}", exit=Exit.MODEL, hint="another file of the model")
+    gguf.require(header, str(file))
     if chosen.model.mtp is not None and header.tensors and chosen.model.mtp != header.has_mtp:
         have, want = ("an", "none") if header.has_mtp else ("no", "one")
         raise Error(

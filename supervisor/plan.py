@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -213,15 +213,13 @@ def _plan(preset: Preset, headers: Headers, budget: Budget, past: PastByModel, g
 
 def refuse(preset: Preset, header: Header, budget: Budget, engine: Engine | None) -> None:
     """Raise :class:`Error` for what can't run, however much memory there is."""
-    if faults := gguf.faults(header):
-        raise Error(f"{preset.model.file} can't be loaded: {faults[0]}", exit=Exit.MODEL, hint="another file of the model")
+    gguf.require(header, preset.model.file)
     if preset.speculative == "mtp" and not header.has_mtp:
         raise Error(
             f"{preset.model.file} has no MTP head, and {preset.name} speculates with one",
             exit=Exit.MODEL,
             hint="--set speculative=off, or the file of the MTP repository",
         )
-    pair = f"{preset.cache_type_k}-{preset.cache_type_v}"
     if not budget.cuda or engine is None:
         return
     if not engine.cuda and engine.key != "external":
@@ -230,6 +228,7 @@ def refuse(preset: Preset, header: Header, budget: Budget, engine: Engine | None
             exit=Exit.ENGINE,
             hint="llmctl build",
         )
+    pair = f"{preset.cache_type_k}-{preset.cache_type_v}"
     if engine.fa_pairs and preset.flash_attention != "off" and pair not in engine.fa_pairs:
         known = ", ".join(engine.fa_pairs)
         raise Error(
@@ -255,15 +254,17 @@ def corrected(found: Estimate, preset: Preset, settings: Settings, past: Sequenc
     (1) It ran with these very settings: every term it reported. (2) It ran with others: the weights, which don't depend on them
     while the same layers are on the card and MTP's block is loaded or not as before.
     """
-    whole, weights = fingerprint(preset, settings), fingerprint(preset, settings, weights_only=True)
+    if not past:
+        return found, ()
+    whole = fingerprint(preset, settings)
     seen = next((each for each in past if each.settings == whole), None)
-    words, terms = (
-        "the memory is what the engine allocated before, with the same flags",
-        frozenset((*found.device, *found.host)),
-    )  # (1)
-    if seen is None:
+    if seen is not None:  # (1)
+        terms: Container[str] = {*found.device, *found.host}
+        words = "the memory is what the engine allocated before, with the same flags"
+    else:  # (2)
+        weights = fingerprint(preset, settings, weights_only=True)
         seen = next((each for each in past if each.weights == weights), None)
-        words, terms = "the weights' memory is what the engine allocated before", WEIGHTS  # (2)
+        terms, words = WEIGHTS, "the weights' memory is what the engine allocated before"
     if seen is None:
         return found, ()
     device = {term: seen.device.get(term, value) if term in terms else value for term, value in found.device.items()}

@@ -9,7 +9,6 @@ What fetches is imported when something is fetched: a plan asks only where a fil
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 from typing import IO, Final
 
+from supervisor import kept
 from supervisor.errors import Error, Exit
 from supervisor.model import Hub, Model, Wheel
 from supervisor.paths import Home
@@ -94,8 +94,7 @@ def _check_path(home: Home, model: Model, target: Path, progress: Progress) -> N
         )
     if not model.sha256:
         return
-    seen = f"{target} {found.st_size} {found.st_mtime_ns} {found.st_ino} {model.sha256}"
-    mark = home.cache / "verified" / hashlib.sha256(seen.encode()).hexdigest()[:24]
+    mark = home.cache / "verified" / kept.name(f"{kept.identity(target)} {model.sha256}")
     if mark.exists():
         return
     with target.open("rb") as file:
@@ -109,9 +108,7 @@ def _check_path(home: Home, model: Model, target: Path, progress: Progress) -> N
             exit=Exit.MODEL,
             hint="correct the preset's model.sha256",
         )
-    with contextlib.suppress(OSError):
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
+    kept.write(mark, "")
 
 
 def _check_room(folder: Path, model: Model) -> None:

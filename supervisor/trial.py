@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 import httpx2
 
-from supervisor import allocation, argv, launcher, lifecycle, sampling
+from supervisor import allocation, argv, launcher, lifecycle, sampling, warmup
 from supervisor.allocation import Allocation
 from supervisor.architecture import Architecture
 from supervisor.errors import Error, Exit
@@ -35,8 +35,6 @@ T = TypeVar("T")
 DRAFT: Final = 2
 """Tokens a draft has where a case drafts: the presets' own (facts: best or equal in 4 of 5 sweeps)."""
 BATCH: Final = 2048
-CPU_TOKENS: Final = 8
-"""A prompt on the CPU, where nothing is taken by the length of the first one."""
 CHECKPOINTS: Final = 1
 CACHE_RAM_MIB: Final = 0
 """Neither is filled by one request; what they may come to take is planned, not tried."""
@@ -137,8 +135,8 @@ def settings(case: Case, shape: Architecture, *, cuda: bool, cpu_flags: frozense
     )
 
 
-def command(server: Path, model: Path, chosen: Settings, *, device: str, threads: int) -> tuple[str, ...]:
-    """The argument vector that llmctl gives a preset of these settings. ``device`` is a backend device (``CUDA0``), or ``none``."""
+def as_preset(model: Path, chosen: Settings, *, device: str, threads: int) -> Preset:
+    """The preset of these settings. ``device`` is a backend device (``CUDA0``), or ``none``."""
     preset = Preset(
         name="trial",
         model=Model(model.name, path=str(model)),
@@ -157,14 +155,15 @@ def command(server: Path, model: Path, chosen: Settings, *, device: str, threads
         checkpoints=chosen.checkpoints,
         cache_ram=chosen.cache_ram_mib,
     )
-    return argv.render(preset.change(sampling.resolve(preset, ""), "derived"), server, model)
+    return preset.change(sampling.resolve(preset, ""), "derived")
 
 
 def run(server: Path, model: Path, chosen: Settings, *, device: str, threads: int) -> Measured:
-    """Start it, ask it one thing, read what it took, stop it. Raises Error, exit CHILD, where it doesn't come to an answer.
+    """Start it, warm it up as llmctl does, read what it took, stop it. Raises Error, exit CHILD, where it doesn't come to an answer.
 
     Call it from the main thread: the process dies with the thread that started it. Nothing is left behind, whatever is raised.
     """
+    preset = as_preset(model, chosen, device=device, threads=threads)
     with tempfile.TemporaryDirectory(prefix="llmctl-") as scratch:
         folder = Path(scratch)
         log = folder / "log"
@@ -172,7 +171,7 @@ def run(server: Path, model: Path, chosen: Settings, *, device: str, threads: in
         before_bytes = _cards_used()
         with log.open("wb") as out:
             process = subprocess.Popen(
-                launcher.command(*command(server, model, chosen, device=device, threads=threads)),
+                launcher.command(*argv.render(preset, server, model)),
                 cwd=folder,
                 env=argv.environment(os.environ, folder),
                 stdin=subprocess.DEVNULL,
@@ -185,7 +184,8 @@ def run(server: Path, model: Path, chosen: Settings, *, device: str, threads: in
             transport = httpx2.HTTPTransport(uds=str(folder / argv.SOCKET))
             client = httpx2.Client(transport=transport, base_url="http://child", timeout=ANSWER_TIMEOUT_S)
             with client, _child_errors(process, log):
-                client.post("/completion", json=_question(chosen, device)).raise_for_status()
+                for question in warmup.questions(preset):
+                    client.post(question.path, json=question.body).raise_for_status()
             said = allocation.parse(log.read_text(errors="replace"))
             if said is None:
                 raise Error(f"{server} names no buffer in its log", exit=Exit.CHILD, hint="llmctl build")
@@ -197,13 +197,6 @@ def run(server: Path, model: Path, chosen: Settings, *, device: str, threads: in
             )
         finally:
             _stop(process)
-
-
-def _question(chosen: Settings, device: str) -> dict[str, object]:
-    """A prompt of one computed batch and an answer of one draft and what follows it; on the CPU a short one of each."""
-    answer = chosen.draft_length + 2
-    prompt = CPU_TOKENS if device == "none" else chosen.ubatch
-    return {"prompt": [1] * prompt, "n_predict": answer, "ignore_eos": True, "cache_prompt": False}
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:

@@ -17,6 +17,7 @@ from supervisor.words import FAULTS, Fault, Node, Series, Word, quoted, shown
 
 Value = bool | int | float | str | tuple[str, ...]
 Schema = dict[str, Any]
+_Parse = type[int] | type[float]
 
 DIGITS: Final = 64
 """A number may have so many before its point, and after it."""
@@ -76,10 +77,8 @@ class _Bounded(_Plain):
     says: ClassVar[str]
     type: ClassVar[str]
     shape: ClassVar[re.Pattern[str]]
-
-    def parse(self, word: str) -> int | float:
-        """The number, of a word that has the shape."""
-        raise NotImplementedError
+    parse: ClassVar[_Parse]
+    """Makes the number of a word that has the shape: decimal, whatever it begins with; the nearest float."""
 
     def read(self, word: str) -> Value:
         """``010`` is ten; no exponent, no ``inf``, no ``nan``."""
@@ -122,10 +121,7 @@ class Integer(_Bounded):
     says = "a whole number"
     type = "integer"
     shape = _WHOLE
-
-    def parse(self, word: str) -> int:
-        """Decimal, whatever it begins with."""
-        return int(word)
+    parse = int
 
 
 class Number(_Bounded):
@@ -135,10 +131,7 @@ class Number(_Bounded):
     says = "a number"
     type = "number"
     shape = _DECIMAL
-
-    def parse(self, word: str) -> float:
-        """The nearest float."""
-        return float(word)
+    parse = float
 
     def write(self, value: Value) -> str:
         """The shortest decimal that reads back as the same number."""

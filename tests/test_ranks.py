@@ -29,7 +29,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ),
     # 3 effects, one outside thing each
     (
-        *("pip", "source", "toolkit", "toolchain", "launcher", "build", "hub", "store", "headers", "measured", "phantom"),
+        *("pip", "source", "toolkit", "toolchain", "launcher", "build", "kept", "hub", "store", "headers", "measured", "phantom"),
         *("child", "trial", "pack", "upstream", "ledger", "rundir"),
     ),
     # 4 wiring
@@ -47,6 +47,7 @@ TESTED_IN = {
     "derive": "test_plan",
     "recipe": "test_build",
     "trial": "test_pack",
+    "kept": "test_headers",
     "planning": "test_order",
     "toolchain": "test_build",
     "pip": "test_store",
