@@ -70,6 +70,9 @@ SELECT NULL AS key, preset, COUNT(*) AS requests, SUM(prompt_tokens) AS prompt_t
 FROM requests GROUP BY preset ORDER BY preset"""
 
 _Change = tuple[str, Callable[[], tuple[Any, ...]]]
+"""A statement, and what gives its values."""
+_Write = tuple[str, tuple[Any, ...]]
+"""The same with its values: a reply's last events, from which they are read, are ten times as large, and a disk may stall."""
 
 
 @dataclass(slots=True)
@@ -126,7 +129,7 @@ class Ledger:
         return connection
 
     def _write(self) -> None:
-        pending: list[_Change] = []
+        pending: list[_Write] = []
         with closing(self._connect()) as connection:
             more = True
             while more:
@@ -135,13 +138,13 @@ class Ledger:
                     time.sleep(RETRY_S if more else 0)
         self.lost += len(pending)
 
-    def _gather(self, pending: list[_Change]) -> bool:
+    def _gather(self, pending: list[_Write]) -> bool:
         """Add the changes of one batch; False when that was the last."""
         if not pending:
             change = self._changes.get()
             if change is None:
                 return False
-            pending.append(change)
+            pending.append((change[0], change[1]()))
             time.sleep(BATCH_S)
         while True:
             try:
@@ -151,21 +154,20 @@ class Ledger:
             if change is None:
                 return False
             if len(pending) < PENDING_LIMIT:
-                pending.append(change)
+                pending.append((change[0], change[1]()))
             else:
                 self.lost += 1
 
-    def _commit(self, connection: sqlite3.Connection, pending: list[_Change]) -> bool:
+    def _commit(self, connection: sqlite3.Connection, pending: list[_Write]) -> bool:
         """Write the batch; False when the disk or a lock doesn't let us, and it has to be tried again."""
         try:
             connection.execute("BEGIN IMMEDIATE")
             for statement, values in pending:
                 try:
-                    connection.execute(statement, values())
+                    connection.execute(statement, values)
                 except (sqlite3.ProgrammingError, sqlite3.InterfaceError, OverflowError) as exc:
-                    self.lost += (
-                        1  # a value that SQLite can't hold, from an engine that speaks otherwise, mustn't hold up the rest
-                    )
+                    # A value that SQLite can't hold, from an engine that speaks otherwise, mustn't hold up the rest.
+                    self.lost += 1
                     log.warning("a record can't be written: %s", exc)
             connection.execute("COMMIT")
         except sqlite3.Error:
