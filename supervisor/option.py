@@ -17,21 +17,26 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, cast, get_args
 
-from supervisor.value import Choice, Integer, Kind, List, Number, Switch, Text, Value
+from supervisor.value import Choice, Duration, Integer, Kind, List, Names, Number, Switch, Text, Value
 
 AUTO: Final = "auto"
 CHAIN: Final = "chain"
 UNLIMITED: Final = "unlimited"
+OFF: Final = "off"
 CONTEXT_STEP: Final = 256
 """The context, and then the part of each slot, is rounded up to a multiple of this (llama.cpp src/llama-context.cpp:290-303)."""
 
 Served = Literal["chat", "embedding", "rerank"]
 FlashAttention = Literal["on", "off", "auto"]
 Speculation = Literal["off", "mtp", "ngram", "draft"]
+Truncation = Literal["off", "oldest"]
 ChainName = Literal["benchmark", "code", "chat", "creative", "structured"]
 
 _KV_TYPES: Final = Choice(("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"))
 """What ``--cache-type-k`` takes (common/arg.cpp, kv_cache_types)."""
+_HOUR_S: Final = 3_600
+_DAY_S: Final = 24 * _HOUR_S
+_MONTH_S: Final = 30 * _DAY_S
 _TEMPLATE: Final = Text(says="the path of a file", example="template.jinja")
 
 
@@ -82,10 +87,13 @@ class Option:
     """The option is passed on only where this holds; None is everywhere."""
     file: bool = False
     """A path: a relative one is meant from the preset's folder, not from the engine's."""
+    verbatim: bool = False
+    """Its words are llama-server's, flags and all."""
 
     def arguments(self, value: Value) -> tuple[str, ...]:
         """The option on llama-server's command line."""
-        if isinstance(value, tuple):
+        if self.verbatim:
+            assert isinstance(value, tuple)
             return value
         word = self.kind.write(value)
         if word in self.spelled:
@@ -264,8 +272,33 @@ class Options:
         only=_CHAT,
     )
     warm_prompt: str = _option("", Text(lines=True), "a system prompt that is evaluated before the first request comes")
+    aliases: tuple[str, ...] = _option((), Names(), "other names by which clients may ask for it")
+    default: bool = _option(False, Switch(), "answers for model names that nobody has, too")
+    ttl: int | Literal["off"] = _option(
+        OFF, Duration(1, _MONTH_S, (OFF,)), "unloaded after so long without a request; the next one starts it again"
+    )
+    pin: bool = _option(False, Switch(), "never gives way to another preset")
+    hold: int = _option(
+        10,
+        Duration(0, _HOUR_S),
+        "while requests for it keep coming, a preset that needs its memory waits so long, and then for those in work",
+    )
+    queue: int = _option(256, Integer(0, 100_000), "requests that may wait; one more gets 429", unit="requests")
+    max_wait: int = _option(600, Duration(1, _DAY_S), "the longest wait for a place; then 429")
+    wait_comments: bool = _option(
+        True,
+        Switch(),
+        "a stream that waits gets an SSE comment every few seconds; off for clients that can't bear comments",
+        only=_CHAT,
+    )
+    truncate: Truncation = _option(
+        OFF,
+        Choice(get_args(Truncation)),
+        "what to do with a chat that is longer than the context: refuse it, or leave out its oldest turns",
+        only=_CHAT,
+    )
     extra_args: tuple[str, ...] = _option(
-        (), List(), "words passed on to llama-server; not what llmctl sets itself, nor what opens a door"
+        (), List(), "words passed on to llama-server; not what llmctl sets itself, nor what opens a door", verbatim=True
     )
 
 

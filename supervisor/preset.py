@@ -23,10 +23,10 @@ from typing import Any, Final
 from supervisor import paths, profile
 from supervisor.errors import Error, Exit
 from supervisor.model import Model
-from supervisor.option import CONTEXT_STEP, UNLIMITED, Options, options
+from supervisor.option import CONTEXT_STEP, OFF, UNLIMITED, Options, options
 from supervisor.profile import Ladder, Layer, Profile, Rung, Set, Setting, worded
 from supervisor.rules import Conflict, conflicts, idle
-from supervisor.value import Value, nearest
+from supervisor.value import Duration, Switch, Value, nearest
 from supervisor.words import Fault, first, quoted
 
 DEFAULT: Final = "default"
@@ -87,18 +87,24 @@ class Preset(Options):
         return None if self.max_tokens == UNLIMITED else int(self.max_tokens)
 
     @property
+    def ttl_s(self) -> int | None:
+        """Seconds without a request after which it is unloaded; None for never."""
+        return None if self.ttl == OFF else int(self.ttl)
+
+    @property
     def models(self) -> tuple[Model, ...]:
         """Every model that it or its fallback names, each once; its own first."""
         named = [self.model, self.draft_model, *(rung.changes.get("model") for rung in self.fallback if isinstance(rung, Rung))]
         return tuple(dict.fromkeys(each for each in named if isinstance(each, Model)))
 
     def values(self) -> dict[str, bool | int | float | str | list[str]]:
-        """Every option and block with its value, as a script or a person would write it: switches and models are words."""
+        """Every option and block with its value, as a script or a person would write it: switches, durations and models are words."""
         found: dict[str, bool | int | float | str | list[str]] = {"model": self.model.file}
         found["draft_model"] = worded("draft_model", self.draft_model)
-        for name in options():
+        for name, option in options().items():
             value = getattr(self, name)
-            found[name] = list(value) if isinstance(value, tuple) else worded(name, value) if isinstance(value, bool) else value
+            word = worded(name, value) if isinstance(option.kind, Switch | Duration) else value
+            found[name] = list(value) if isinstance(value, tuple) else word
         return found | {"fallback": [str(rung) for rung in self.fallback]}
 
     def change(self, changes: Mapping[str, object], origin: str) -> Preset:

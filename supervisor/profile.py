@@ -39,8 +39,10 @@ BLOCKS: Final = {
 """The other keys of a file that are no options."""
 NAME: Final = "[A-Za-z][A-Za-z0-9_-]{0,31}"
 """Shape of an overlay's name: ``--context`` takes a number, too."""
-RUNG_FIXED: Final = ("about", "machine", "kind", "device", "warm_prompt", "extra_args", "draft_model")
-"""What a rung can't give up: it would be another preset."""
+# What the front door does with requests: nothing of it is memory.
+_TRAFFIC: Final = ("aliases", "default", "ttl", "pin", "hold", "queue", "max_wait", "wait_comments", "truncate")
+RUNG_FIXED: Final = ("about", "machine", "kind", "device", "warm_prompt", *_TRAFFIC, "extra_args", "draft_model")
+"""What a rung can't give up: it would be another preset, or take as much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,9 @@ def _assigned(key: str, word: str) -> Value:
         value = located(option, option.kind.read(word), Path.cwd())
     except ValueError as exc:
         message = f"--set {key}: {key} is {quoted(word)}, but {exc}"
-        raise Error(message, exit=Exit.CONFIG, hint=f"--set {key}={option.kind.example}") from exc
-    for sentence, hint in passthrough.faults(value) if isinstance(value, tuple) else ():
+        example = option.kind.example.strip("[]")  # of a list, whose words stand without brackets here
+        raise Error(message, exit=Exit.CONFIG, hint=f"--set {key}={example}") from exc
+    for sentence, hint in passthrough.faults(value) if option.verbatim and isinstance(value, tuple) else ():
         raise Error(f"--set {key}: {sentence}", exit=Exit.CONFIG, hint=hint)
     return value
 
@@ -225,7 +228,7 @@ class _Reader:
         value = take(option.kind, node, at, self.faults)
         if value is None:
             return None
-        if isinstance(value, tuple):
+        if option.verbatim and isinstance(value, tuple):
             self.faults += [Fault(node.line, sentence, hint) for sentence, hint in passthrough.faults(value)]
         try:
             return located(option, value, self.folder)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from supervisor.model import Model
-from supervisor.option import AUTO, CONTEXT_STEP, Option, Options, applies
+from supervisor.option import AUTO, CONTEXT_STEP, OFF, Option, Options, applies, options
 
 _UNQUANTISED: Final = ("f32", "f16", "bf16")
 
@@ -102,4 +102,10 @@ def _kinds(chosen: Options) -> _Found:
         )
 
 
-_RULES: Final[tuple[Callable[[Options], _Found], ...]] = (_batches, _contexts, _caches, _kinds)
+def _residence(chosen: Options) -> _Found:
+    if chosen.pin and chosen.ttl != OFF:
+        ttl = options()["ttl"].kind.write(chosen.ttl)
+        yield Conflict("ttl", f"ttl is {ttl}, but pin is on, and what is pinned stays loaded", "ttl: off")
+
+
+_RULES: Final[tuple[Callable[[Options], _Found], ...]] = (_batches, _contexts, _caches, _kinds, _residence)

@@ -1,4 +1,4 @@
-"""What a word in a preset may mean: a whole number, a number, on or off, one of some words, text, a file, a list of words.
+"""What a word in a preset may mean: a whole number, a number, a duration, on or off, one of some words, text, a list of words.
 
 A kind reads the word that was written and answers the value; a word it doesn't take raises ``ValueError`` whose text goes on a sentence
 that ends in "but ": ``should be a whole number from 1 to 256``. It writes a value back as the word, says it in JSON Schema, and names a
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Protocol
 
 from supervisor.words import FAULTS, Fault, Node, Series, Word, quoted, shown
@@ -25,6 +26,9 @@ _WHOLE: Final = re.compile(rf"[+-]?[0-9]{{1,{DIGITS}}}")
 _DECIMAL: Final = re.compile(rf"[+-]?(?:[0-9]{{1,{DIGITS}}}(?:\.[0-9]{{0,{DIGITS}}})?|\.[0-9]{{1,{DIGITS}}})")
 _NUMERAL: Final = re.compile(r"[+-]?[\d_,.' ]+")
 """What a person may have meant for a number: in other scripts' digits, or with something between them."""
+_UNITS_S: Final[Mapping[str, int]] = MappingProxyType({"d": 86_400, "h": 3_600, "m": 60, "s": 1})
+"""Of a duration, in seconds; the largest first."""
+_DURATION: Final = re.compile(rf"([0-9]{{1,{DIGITS}}})([{''.join(_UNITS_S)}]?)")
 _LONGEST_KEY: Final = 64
 """A longer one is none that was misspelt."""
 _ODD: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -142,6 +146,56 @@ class Number(_Bounded):
 
 
 @dataclass(frozen=True, slots=True)
+class Duration:
+    """A whole number of seconds between two bounds, or one of some words. Written ``90``, ``90s``, ``10m``, ``2h`` or ``1d``."""
+
+    least_s: int
+    most_s: int
+    words: tuple[str, ...] = ()
+
+    def read(self, word: str) -> Value:
+        """Seconds. One number and one unit: ``1h30m`` and ``1.5h`` are ``90m``."""
+        if word in self.words:
+            return word
+        parts = _DURATION.fullmatch(word)
+        seconds = int(parts[1]) * _UNITS_S[parts[2] or "s"] if parts else -1
+        if not self.least_s <= seconds <= self.most_s:
+            either = "".join(f"{each!r} or " for each in self.words)
+            bounds = f"from {_written(self.least_s)} to {_written(self.most_s)}"
+            raise ValueError(f"should be {either}a duration {bounds}, like 90s, 10m, 2h or 1d")
+        return seconds
+
+    def write(self, value: Value) -> str:
+        """The largest unit that needs no fraction."""
+        assert isinstance(value, int | str)
+        return value if isinstance(value, str) else _written(value)
+
+    def schema(self) -> Schema:
+        """Seconds with bounds, or a number and its unit as text, whose bounds are for the reader to say."""
+        kinds: list[Schema] = [
+            {"type": "integer", "minimum": self.least_s, "maximum": self.most_s},
+            {"type": "string", "pattern": f"^{_DURATION.pattern}$"},
+        ]
+        return {"anyOf": [{"enum": list(self.words)}, *kinds] if self.words else kinds}
+
+    @property
+    def told(self) -> str:
+        """Words and bounds."""
+        return ", ".join((*self.words, f"{_written(self.least_s)}–{_written(self.most_s)}"))
+
+    @property
+    def example(self) -> str:
+        """A word if there is one, else the most."""
+        return self.words[0] if self.words else _written(self.most_s)
+
+
+def _written(seconds: int) -> str:
+    return next(
+        f"{seconds // size_s}{unit}" for unit, size_s in _UNITS_S.items() if size_s == 1 or (seconds and not seconds % size_s)
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Choice(_Plain):
     """One of some words."""
 
@@ -238,7 +292,14 @@ class List(_Plain):
             found = tuple(shlex.split(word))
         except ValueError as exc:
             raise ValueError(f"should be words as a shell takes them ({exc})") from exc
-        return _printable(found)
+        return self.checked(found)
+
+    def checked(self, found: tuple[str, ...]) -> tuple[str, ...]:
+        """The words, none of which has what a command line can't pass on or a log not show."""
+        for word in found:
+            if odd := _ODD.search(word):
+                raise ValueError(f"its word {quoted(word)} should be without {odd[0]!r}")
+        return found
 
     def write(self, value: Value) -> str:
         """Joined with quotes where they are needed."""
@@ -248,6 +309,34 @@ class List(_Plain):
     def schema(self) -> Schema:
         """A list of words or numbers."""
         return {"type": "array", "items": {"type": ["string", "number"]}}
+
+
+@dataclass(frozen=True, slots=True)
+class Names(List):
+    """A list of names, written like a list of words. A name has no blanks, at most :attr:`most` characters, and stands once."""
+
+    example: str = "[gpt-4o]"
+    most: int = 128
+
+    def checked(self, found: tuple[str, ...]) -> tuple[str, ...]:
+        """The names, as they are."""
+        for number, name in enumerate(found):
+            if not 1 <= len(name) <= self.most or not name.isprintable() or re.search(r"\s", name):
+                told = f"a name of 1 to {self.most} printable characters without blanks"
+                raise ValueError(f"its word {quoted(name)} should be {told}")
+            if name in found[:number]:
+                raise ValueError(f"its word {quoted(name)} should stand once")
+        return found
+
+    def schema(self) -> Schema:
+        """A list of words or numbers, none twice."""
+        items = {"type": ["string", "number"], "pattern": rf"^\S{{1,{self.most}}}$"}
+        return {"type": "array", "items": items, "uniqueItems": True}
+
+    @property
+    def told(self) -> str:
+        """How long a name may be."""
+        return f"names of 1–{self.most} characters"
 
 
 def listed(words: tuple[str, ...]) -> str:
@@ -261,7 +350,7 @@ def take(kind: Kind, node: Node, key: str, faults: list[Fault]) -> Value | None:
     leaf = key.rpartition(".")[2]
     try:
         if isinstance(kind, List) and isinstance(node, Series):
-            return _items(node)
+            return _items(kind, node)
         if isinstance(node, Word) and not isinstance(kind, List):
             return kind.read(node.text)
         raise ValueError("should be a list" if isinstance(kind, List) else f"should be {_said(kind)}")
@@ -270,19 +359,11 @@ def take(kind: Kind, node: Node, key: str, faults: list[Fault]) -> Value | None:
         return None
 
 
-def _items(node: Series) -> tuple[str, ...]:
+def _items(kind: List, node: Series) -> tuple[str, ...]:
     odd = next((item for item in node.items if not isinstance(item, Word)), None)
     if odd is not None:
         raise ValueError(f"its items should be words, not {shown(odd)}")
-    return _printable(tuple(item.text for item in node.items if isinstance(item, Word)))
-
-
-def _printable(found: tuple[str, ...]) -> tuple[str, ...]:
-    """The words, none of which has what a command line can't pass on or a log not show."""
-    for word in found:
-        if odd := _ODD.search(word):
-            raise ValueError(f"its word {quoted(word)} should be without {odd[0]!r}")
-    return found
+    return kind.checked(tuple(item.text for item in node.items if isinstance(item, Word)))
 
 
 def unknown(key: str, line: int, known: Iterable[str], faults: list[Fault], *, lacking: Iterable[str] = ()) -> None:

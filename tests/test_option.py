@@ -75,6 +75,16 @@ def test_the_speculations_and_poolings_are_those_the_engine_lists() -> None:
         ("warm_prompt", "Be brief.", ()),
         ("extra_args", ("--prio", "2"), ("--prio", "2")),
         ("machine", "a large one", ()),
+        ("aliases", ("gpt-4o", "--host"), ()),
+        ("default", True, ()),
+        ("ttl", 600, ()),
+        ("ttl", "off", ()),
+        ("pin", True, ()),
+        ("hold", 10, ()),
+        ("queue", 5, ()),
+        ("max_wait", 60, ()),
+        ("wait_comments", False, ()),
+        ("truncate", "oldest", ()),
     ],
 )
 def test_an_options_words_on_the_command_line(name: str, value: Value, words: tuple[str, ...]) -> None:
@@ -90,6 +100,8 @@ def test_an_options_words_on_the_command_line(name: str, value: Value, words: tu
         ("draft_min_p", {"speculative": "draft"}, {"speculative": "off"}),
         ("reasoning_budget", {"reasoning": True}, {"reasoning": False}),
         ("temperature", {"kind": "chat"}, {"kind": "rerank"}),
+        ("wait_comments", {"kind": "chat"}, {"kind": "embedding"}),
+        ("truncate", {"kind": "chat"}, {"kind": "rerank"}),
     ],
 )
 def test_an_option_is_passed_only_where_it_means_something(name: str, where: dict[str, str], elsewhere: dict[str, str]) -> None:

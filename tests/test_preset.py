@@ -284,6 +284,30 @@ def test_a_bad_value_of_set_is_named_as_such_and_not_with_a_line(tmp_path: Path)
     assert error.hint == "--set slots=1"
 
 
+def test_a_refused_lists_example_stands_as_set_takes_it(tmp_path: Path) -> None:
+    error = refused(tmp_path, "", "aliases='a b'")
+    assert error.hint == "--set aliases=gpt-4o"
+    assert read(tmp_path, "", "aliases=gpt-4o").aliases == ("gpt-4o",)
+
+
+def test_flags_among_the_aliases_are_names_like_any_other(tmp_path: Path) -> None:
+    made = read(tmp_path, "aliases: [--host, gpt-4o]\n")
+    assert made.values()["aliases"] == ["--host", "gpt-4o"]
+    assert read(tmp_path, "", "aliases=--host").aliases == ("--host",)
+
+
+def test_a_durations_seconds(tmp_path: Path) -> None:
+    made = read(tmp_path, "ttl: 90m\n")
+    assert (made.ttl, made.ttl_s, made.max_wait, made.hold) == (5_400, 5_400, 600, 10)
+    assert (made.values()["ttl"], made.values()["max_wait"]) == ("90m", "10m")
+    assert read(tmp_path, "").ttl_s is None
+    assert made.change({"ttl": 60}, "derived").ttl == 60
+    assert (
+        refused(tmp_path, "ttl: 90m\n", "pin=on").message
+        == "--set pin: ttl is 90m, but pin is on, and what is pinned stays loaded"
+    )
+
+
 @pytest.mark.parametrize(
     ("override", "hint"),
     [

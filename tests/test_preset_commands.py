@@ -163,6 +163,9 @@ def test_show_tells_of_single_options_all_there_is_to_know() -> None:
         (("mine", "min_p"), "min_p: chain, from default"),  # whose header nobody has read
         (("tiny", "min_p", "--set", "kind=embedding"), "min_p: chain, from default"),
         (("tiny", "warm_prompt"), "warm_prompt: nothing, from default"),
+        (("tiny", "max_wait"), "max_wait: 10m, from default"),
+        (("tiny", "ttl", "--set", "ttl=90"), "ttl: 90s, from --set"),
+        (("tiny", "aliases", "--set", "aliases=gpt-4o o"), "aliases: gpt-4o o, from --set"),
     ],
 )
 def test_show_resolves_the_chain_where_the_model_is_known(words: tuple[str, ...], first: str, home: paths.Home) -> None:
@@ -257,6 +260,8 @@ def test_a_shipped_preset_is_valid(path: Path) -> None:
         "fallback: [{context: 4096, model: {path: /b.gguf}}, fewer_layers]\n",
         "speculative: draft\ndraft_model: {path: /d.gguf}\n",
         "kind: embedding\npooling: mean\nbatch: 512\nwarm_prompt: ''\n",
+        "aliases: [gpt-4o, 'qwen/qwen3.5:4b', 4]\ndefault: on\nttl: 90\nhold: 0\nqueue: 0\n",
+        "aliases: []\npin: on\nttl: off\nhold: 1m\nmax_wait: 1d\nwait_comments: off\ntruncate: oldest\n",
     ],
 )
 def test_what_the_reader_takes_the_schema_takes(text: str, tmp_path: Path) -> None:
@@ -287,6 +292,21 @@ def test_what_the_reader_takes_the_schema_takes(text: str, tmp_path: Path) -> No
         "fallback: [less]\n",
         "fallback: [{}]\n",
         "fallback: [{kind: rerank}]\n",
+        *(f"fallback: [{{{each}}}]\n" for each in ("aliases: [a]", "default: on", "ttl: 5m", "pin: on", "hold: 5", "queue: 5")),
+        *(f"fallback: [{{{each}}}]\n" for each in ("max_wait: 5", "wait_comments: off", "truncate: oldest")),
+        "aliases: gpt-4o\n",
+        "aliases: [a b]\n",
+        "aliases: [a, a]\n",
+        "aliases: ['']\n",
+        "ttl: 0\n",
+        "ttl: 1.5h\n",
+        "ttl: -5\n",
+        "hold: 3601\n",
+        "hold: off\n",
+        "max_wait: 0\n",
+        "queue: 100001\n",
+        "default: true\n",
+        "truncate: newest\n",
         "fallback: fewer_layers\n",
         "draft_model: {}\n",
         "draft_model: {path: /d.gguf, hub: {repository: a/b}, file: d.gguf, sha256: x}\n",

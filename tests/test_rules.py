@@ -108,6 +108,14 @@ OWN = Model("own.gguf", path="/own.gguf")
             "warm_prompt is given, but kind is rerank, which has no system prompt",
             "leave it out",
         ),
+        (
+            {"pin": True, "ttl": 5_400},
+            PLAIN,
+            None,
+            "ttl",
+            "ttl is 90m, but pin is on, and what is pinned stays loaded",
+            "ttl: off",
+        ),
     ],
 )
 def test_each_conflict_has_its_sentence(
@@ -131,6 +139,8 @@ def test_each_conflict_has_its_sentence(
         ({"ubatch": 4096, "kind": "rerank"}, PLAIN, None),
         ({"pooling": "mean", "gpu_layers": 20}, PLAIN, None),  # idle, which a file may leave it
         ({"context": 1024, "slots": 4}, PLAIN, None),
+        ({"pin": True}, PLAIN, None),
+        ({"ttl": 600}, PLAIN, None),
         ({"cache_type_k": "q8_0", "flash_attention": "off"}, PLAIN, None),
         ({"cache_type_v": "q8_0"}, PLAIN, None),
         ({"gpu_layers": 20, "device": "CUDA0"}, PLAIN, None),
@@ -153,6 +163,12 @@ def test_what_goes_together(chosen: dict[str, Any], model: Model, draft: Model |
         ),
         ("reasoning_budget", {}, "reasoning_budget is unlimited, but reasoning is off, so it doesn't count", "reasoning: on"),
         ("reasoning", {"kind": "rerank"}, "reasoning is off, but kind is rerank, so it doesn't count", "kind: chat"),
+        (
+            "truncate",
+            {"kind": "embedding", "truncate": "oldest"},
+            "truncate is oldest, but kind is embedding, so it doesn't count",
+            "kind: chat",
+        ),
     ],
 )
 def test_what_keeps_an_option_from_counting(name: str, chosen: dict[str, Any], message: str, hint: str) -> None:
