@@ -2,47 +2,78 @@
 
 Bodies go upstream byte for byte. Where a field has to differ, it is written once more before the last brace: the engine's JSON parser
 (nlohmann) keeps the last of two equal keys, as this one does, so nothing is serialised anew and no number changes its spelling.
+
+What a field does depends on the API. Chat, completions and llama.cpp's own routes hand the whole body to the sampler's schema, and so
+does Responses after renaming ``max_output_tokens`` (tools/server/server-chat.cpp:295 at b11312). Anthropic's converter builds a new body
+of the fields it knows (server-chat.cpp:346-615): no ``n``, ``n_predict``, ``id_slot`` or ``lora`` gets through it.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StrictBool, ValidationError
 from pydantic_core import from_json
 
 from supervisor.errors import Error, Exit
+from supervisor.routes import Api, Route
 
 _SPACE: Final = b" \t\r\n"
 _STRIPPED: Final = b'"id_slot":-1,"lora":[]'
 """``id_slot`` would let a client choose another's slot (out of range it even wraps), ``lora`` change a shared model."""
+_ANTHROPIC_MAX_TOKENS: Final = 4096
+"""What the engine takes where a Messages request says nothing (server-chat.cpp:589)."""
 
 
-class Ask(BaseModel):
+class _Fields(BaseModel):
     """The fields read. pydantic parses the body in Rust and builds Python objects for these alone: 5 MB take 3 ms."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     model: str | None = None
-    stream: Any = None
+    stream: StrictBool | None = None
+    """The engine refuses anything else on every route that streams."""
+    service_tier: Any = None
     n: Any = None
     n_cmpl: Any = None
     prompt: Any = None
     input: Any = None
+    content: Any = None
     documents: Any = None
+    texts: Any = None
     id_slot: Any = None
     lora: Any = None
     n_predict: Any = None
     max_completion_tokens: Any = None
     max_tokens: Any = None
+    max_output_tokens: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request's wishes, as far as the front door heeds them."""
+
+    api: Api
+    model: str | None
+    streams: bool
+    """Whether the client wants events."""
+    cost: int
+    """How many sequences it decodes: choices times prompts (or texts to embed or to rank), at least 1."""
+    service_tier: str | None
+    """OpenAI's word for how soon; ``flex`` is the class that may wait."""
+    asked_tokens: int | None
+    """The longest answer it asks for, as the engine reads it; None where the engine's ``--predict`` counts."""
+    meddles: bool
+    """It chooses a slot or an adapter."""
 
     @classmethod
-    def parse(cls, body: bytes) -> Self:
-        """Read a request's body. Raises :class:`Error` (HTTP 400) when it is no JSON object."""
+    def parse(cls, body: bytes, route: Route) -> Self:
+        """Read a request's body. Raises :class:`Error` (HTTP 400) when it is no JSON object, or a field read here is of a wrong type."""
         try:
-            found = cls.model_validate_json(body)
+            said = _Fields.model_validate_json(body)
             if b"NaN" in body or b"Infinity" in body:
                 from_json(body, allow_inf_nan=False)  # words that pydantic reads as numbers, and the engine answers with 500
         except ValidationError as exc:
@@ -51,33 +82,57 @@ class Ask(BaseModel):
             raise _unusable(f"{field}: {fault['msg']}" if field else str(fault["msg"])) from exc
         except ValueError as exc:
             raise _unusable(f"Invalid JSON: {exc}") from exc
-        return found
-
-    @property
-    def streams(self) -> bool:
-        """Whether the client wants events."""
-        return self.stream is True
-
-    @property
-    def cost(self) -> int:
-        """How many sequences it decodes: choices times prompts (or texts to embed or to rank), at least 1."""
-        lists = (many for many in (self.prompt, self.input, self.documents) if isinstance(many, list))
-        prompts = max((len(many) for many in lists if not all(isinstance(part, int) for part in many)), default=1)
-        # The engine's own name for n is n_cmpl, and it takes 2.0 for 2.
-        choices = max((_int32(said) for said in (self.n, self.n_cmpl) if isinstance(said, int | float)), default=1)
-        return max(1, prompts) * max(1, choices)
+        return cls(
+            api=route.api,
+            model=said.model,
+            streams=said.stream is True and route.api is not Api.WHOLE,
+            cost=_cost(said, route),
+            service_tier=said.service_tier if isinstance(said.service_tier, str) else None,
+            asked_tokens=_asked_tokens(said, route.api),
+            meddles=said.id_slot is not None or said.lora is not None,
+        )
 
     def spliced(self, body: bytes, most_tokens: int | None) -> bytes:
-        """The body without what a client may not choose, and with an answer no longer than ``most_tokens``.
-
-        The engine takes the first of these three that is there (its order at b11312, tools/server/server-context.cpp); where none is,
-        or it is -1, its ``--predict`` counts, which is ``most_tokens`` too.
-        """
-        members = [] if self.id_slot is None and self.lora is None else [_STRIPPED]
-        asked = next((n for n in (self.n_predict, self.max_completion_tokens, self.max_tokens) if n is not None), 0)
-        if most_tokens is not None and isinstance(asked, int | float) and _int32(asked) > most_tokens:
-            members.append(b'"n_predict":%d' % most_tokens)
+        """The body without what a client may not choose, and with an answer no longer than ``most_tokens``."""
+        members = [_STRIPPED] if self.meddles else []
+        if most_tokens is not None and self.asked_tokens is not None and self.asked_tokens > most_tokens:
+            # n_predict is the first of the names that the schema looks for; Anthropic's converter passes only max_tokens on.
+            members.append(b'"%b":%d' % (b"max_tokens" if self.api is Api.ANTHROPIC else b"n_predict", most_tokens))
         return extend(body, b",".join(members)) if members else body
+
+
+def _cost(said: _Fields, route: Route) -> int:
+    if route.api in (Api.TEXT, Api.NATIVE):
+        prompts = _texts(said.prompt) if route.path != "/infill" else 1  # infill's prompt is a string or not read at all
+    elif route.api is Api.WHOLE:
+        prompts = max(_texts(many) for many in (said.input, said.content, said.documents, said.texts))
+    else:
+        prompts = 1
+    if route.api in (Api.WHOLE, Api.ANTHROPIC):
+        return prompts
+    # The engine's own name for n is n_cmpl, and it takes 2.0 for 2.
+    choices = max((_int32(asked) for asked in (said.n, said.n_cmpl) if isinstance(asked, int | float)), default=1)
+    return prompts * max(1, choices)
+
+
+def _texts(prompt: object) -> int:
+    """How many prompts that is: an array with a whole number in it is one, of tokens (server-common.cpp:1017)."""
+    if not isinstance(prompt, list) or any(type(part) is int for part in prompt):
+        return 1
+    return max(1, len(prompt))
+
+
+def _asked_tokens(said: _Fields, api: Api) -> int | None:
+    """By the one of its names that counts. The schema takes the first of three that is there and not null (server-schema.cpp:44-47)."""
+    if api is Api.ANTHROPIC:
+        absent = "max_tokens" not in said.model_fields_set
+        value = _ANTHROPIC_MAX_TOKENS if absent else said.max_tokens
+    else:
+        renamed = api is Api.RESPONSES and "max_output_tokens" in said.model_fields_set  # a null there hides max_tokens
+        names = (said.n_predict, said.max_completion_tokens, said.max_output_tokens if renamed else said.max_tokens)
+        value = next((name for name in names if name is not None), None)
+    asked = _int32(value) if isinstance(value, int | float) else -1
+    return asked if asked != -1 else None
 
 
 def _int32(said: float) -> int:

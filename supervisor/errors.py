@@ -1,8 +1,8 @@
 """The one error class. A message says what is wrong with both values in it; a hint says what to type next.
 
 Whoever meets a foreign exception translates it once, at the boundary, with ``raise Error(...) from exc``; above that line nobody
-catches anything but :class:`Error`. The command line prints it as one sentence and a ``try:`` line, the front door as OpenAI's
-error envelope.
+catches anything but :class:`Error`. The command line prints it as one sentence and a ``try:`` line, the front door as the error body
+of the API that was asked (``fault``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Error(Exception):
     """A failure a person can act on.
 
     ``message`` is one sentence. ``hint`` is what to do, printed after ``try:``. ``status`` and ``code`` are how the front door
-    answers a client that ran into it: the HTTP status and OpenAI's ``error.code``.
+    answers a client that ran into it: the HTTP status and OpenAI's ``error.code``. ``retry_after_s`` and ``retry`` become the headers
+    ``retry-after`` and ``x-should-retry``, which both SDKs obey; without them they retry what they think is worth it (408, 409, 429, 5xx).
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class Error(Exception):
         hint: str = "",
         status: int = 500,
         code: str = "internal_error",
+        retry_after_s: int | None = None,
+        retry: bool | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -45,6 +48,8 @@ class Error(Exception):
         self.hint = hint
         self.status = status
         self.code = code
+        self.retry_after_s = retry_after_s
+        self.retry = retry
 
     def __repr__(self) -> str:
         return f"<Error {self.exit.name} {self.message!r}>"

@@ -1,21 +1,27 @@
 """What a reply was made of, read off the bytes as they pass. Costs the hot path a count and a search a chunk, and parses JSON at the end.
 
-llama-server puts ``timings`` into the last event of every choice (chat, completions, native) and into an unstreamed reply's body.
-Their sum over choices is what was computed; ``usage`` counts one sequence even when n > 1, so it is only used where there are no
-timings. Where a reply was cut before either, the events that passed are counted, and what is not known stays None.
+llama-server puts ``timings`` into the last event of every choice (chat, completions, its own routes), into that of a Responses stream and
+into an unstreamed reply's body, Responses' apart. Their sum over choices is what was computed; ``usage`` counts one sequence even when
+n > 1, so it is only used where there are no timings, as in all of Anthropic's API: its stream tells the prompt's tokens in the first event
+and the answer's in the last but one. Where a reply was cut before either, the events of text that passed are counted, and what is not
+known stays None.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from supervisor.routes import Api
 
 _INDEX: Final = re.compile(rb'"index":\s*(\d+)')
 _TIMINGS: Final = b'"timings"'  # inside a JSON string its quotes would be escaped: text can't be mistaken for it
 _FINISH: Final = b'"finish_reason":"'
 _USAGE: Final = b'"usage":{'
+_START: Final = b'"type":"message_start"'
 _ERROR: Final = b'data: {"error":'
 _EVENT: Final = b"\ndata: {"  # with its line's beginning: text may say "data: {", but its line ends are escaped
 
@@ -39,6 +45,10 @@ class Reading:
 
 
 _ROLE: Final = b'"delta":{"role":'  # a chat's first event says who speaks, and no token yet
+_PIECE: Final = {Api.RESPONSES: b".delta\ndata: ", Api.ANTHROPIC: b"event: content_block_delta\n"}
+"""What the events of text have, and no text: in JSON its line ends are escaped."""
+_NO_PIECE: Final = b'"type":"signature_delta"'
+_ANTHROPIC_ERROR: Final = b"event: error\n"
 _PLAIN_START: Final = (
     b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":"',
     b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"reasoning_content":"',
@@ -50,13 +60,15 @@ _PLAIN_END: Final = b'"object":"chat.completion.chunk"}\n\n'
 class Meter:
     """Reads one streamed reply. Feed it the body's bytes as they come, cut anywhere."""
 
-    __slots__ = ("_choice", "_finals", "_rest", "events", "failed", "sent_bytes")
+    __slots__ = ("_choice", "_finals", "_piece", "_rest", "events", "failed", "sent_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, api: Api = Api.CHAT) -> None:
         self.events = 0
+        """Of text; about as many tokens."""
         self.sent_bytes = 0
         self.failed = False
         """The engine ended the stream with an error event."""
+        self._piece = _PIECE.get(api)
         self._rest = b""
         self._choice = b""
         self._finals: dict[bytes, bytes] = {}
@@ -79,14 +91,17 @@ class Meter:
             cut = data.rfind(b"\n\n") + 2
             self._rest = data[cut:] if cut >= 2 else data
             data = data[:cut] if cut >= 2 else b""
-        self.events += data.count(_EVENT) + data.startswith(_EVENT[1:]) - data.count(_ROLE)
+        if self._piece is None:
+            self.events += data.count(_EVENT) + data.startswith(_EVENT[1:]) - data.count(_ROLE)
+        else:
+            self.events += data.count(self._piece) - data.count(_NO_PIECE)
         if _TIMINGS in data or _FINISH in data or _USAGE in data:
             self._keep(data)
-        if _ERROR in data:
+        if _ERROR in data or _ANTHROPIC_ERROR in data:
             self.failed = True
 
     def _keep(self, data: bytes) -> None:
-        """Keep the last telling event of each choice; with ``timings_per_token`` every event is one.
+        """Keep the last telling event of each choice; with ``timings_per_token`` every event is one. Anthropic's has two, head and end.
 
         A usage event (``"choices":[]``) has no index: it is of the choice whose event came right before it.
         """
@@ -94,7 +109,7 @@ class Meter:
             if _TIMINGS in event or _FINISH in event or _USAGE in event:
                 if index := _INDEX.search(event):
                     self._choice = index[1]
-                kind = b"t" if _TIMINGS in event else b"f" if _FINISH in event else b"u"
+                kind = b"t" if _TIMINGS in event else b"f" if _FINISH in event else b"s" if _START in event else b"u"
                 self._finals[kind + self._choice] = event.partition(b"data: ")[2]
 
     def read(self) -> Reading:
@@ -112,12 +127,20 @@ def json_object(text: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def whole(text: bytes) -> Reading:
+    """The figures of an unstreamed reply, whose body is one telling event, or an array of them (several sequences of one request)."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    bodies = [body for body in (value if isinstance(value, list) else [value]) if isinstance(body, dict)]
+    return reading(bodies, sent_bytes=len(text))
+
+
 def reading(bodies: list[dict[str, Any]], *, counted: int | None = None, sent_bytes: int = 0) -> Reading:
     """The figures of a reply whose telling events, or whole bodies, are ``bodies``; ``counted`` events serve where they say nothing."""
     timings = [body["timings"] for body in bodies if isinstance(body.get("timings"), dict)]
-    usages = [body["usage"] for body in bodies if isinstance(body.get("usage"), dict)]
-    reasons = [choice.get("finish_reason") for body in bodies for choice in body.get("choices") or []]
-    reason = next((str(found) for found in reversed(reasons) if found), None)
+    reason = next((str(found) for body in reversed(bodies) for found in _reasons(body) if found), None)
     if timings:
         prompt_ms, predicted_ms = _total(timings, "prompt_ms"), _total(timings, "predicted_ms")
         computed, predicted = _total(timings, "prompt_n"), _total(timings, "predicted_n")
@@ -135,16 +158,56 @@ def reading(bodies: list[dict[str, Any]], *, counted: int | None = None, sent_by
             finish_reason=reason,
             sent_bytes=sent_bytes,
         )
-    if usages:
-        details = usages[-1].get("prompt_tokens_details") or {}
-        return Reading(
-            prompt_tokens=usages[-1].get("prompt_tokens"),
-            cached_tokens=details.get("cached_tokens"),
-            completion_tokens=usages[-1].get("completion_tokens"),
-            finish_reason=reason,
-            sent_bytes=sent_bytes,
-        )
-    return Reading(completion_tokens=counted, finish_reason=reason, counted=counted is not None, sent_bytes=sent_bytes)
+    usage = _Usage.of(bodies)
+    return Reading(
+        prompt_tokens=usage.prompt,
+        cached_tokens=usage.cached,
+        completion_tokens=usage.completion if usage.completion is not None or usage.whole else counted,
+        finish_reason=reason,
+        counted=counted is not None and usage.completion is None and not usage.whole,
+        sent_bytes=sent_bytes,
+    )
+
+
+@dataclass(slots=True)
+class _Usage:
+    """What the ``usage`` objects of a reply say, in any API's names. Later ones win."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    completion: int | None = None
+    whole: bool = False
+    """One of them was the reply's last word."""
+
+    @classmethod
+    def of(cls, bodies: list[dict[str, Any]]) -> _Usage:
+        found = cls()
+        for body in bodies:
+            for outer, is_head in ((body.get("message"), True), (body.get("response"), False), (body, False)):
+                usage = outer.get("usage") if isinstance(outer, dict) else None
+                if isinstance(usage, dict):
+                    found._take(usage, is_head=is_head)
+        return found
+
+    def _take(self, usage: dict[str, Any], *, is_head: bool) -> None:
+        cached = usage.get("cache_read_input_tokens")  # Anthropic's input_tokens are those that were not cached
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+        if prompt is not None:
+            self.prompt = prompt + (cached or 0)
+            self.cached = details.get("cached_tokens") if cached is None else cached
+        if not is_head:  # a head has no more than a 0 there
+            self.completion = usage.get("completion_tokens", usage.get("output_tokens"))
+            self.whole = True
+
+
+def _reasons(body: dict[str, Any]) -> Iterator[object]:
+    """Why it ended, in the words of its API: ``length`` or ``stop``, ``max_tokens`` or ``end_turn``, ``limit`` or ``eos``."""
+    for choice in reversed(body.get("choices") or []):
+        yield choice.get("finish_reason")
+    delta = body.get("delta")
+    yield delta.get("stop_reason") if isinstance(delta, dict) else body.get("stop_reason")
+    yield body.get("stop_type")
 
 
 def _total(timings: list[dict[str, Any]], key: str) -> float:

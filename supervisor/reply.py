@@ -1,7 +1,10 @@
 """How an answer goes back to a client: streamed, assembled or passed whole; and the shape of everything that is no answer.
 
 Upstream is always asked to stream, because llama-server notices that an unstreamed client has left only at the end; for a client that
-asked for one reply it is assembled. A stream's bytes reach the client as they came.
+asked for one reply it is assembled. A stream's bytes reach the client as they came; one head that the engine leaves out is put before them.
+
+A streamed answer that waits can be kept alive: the client then has a head of status 200 and comments, which are no answer. From there on
+a failure, the engine's refusal too, is its API's error event and a connection that is cut, never a clean end.
 """
 
 from __future__ import annotations
@@ -9,16 +12,24 @@ from __future__ import annotations
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from starlette.types import Send
 
-from supervisor import assemble, sse
+from supervisor import fault, messages, meter, sse
+from supervisor.ask import Ask, fields
+from supervisor.assemble import Assembler, must_pass_unstreamed, request_body
+from supervisor.choices import Chat, Text
 from supervisor.connection import Connection
 from supervisor.errors import Error
+from supervisor.fault import Fault
 from supervisor.ledger import Row
-from supervisor.meter import Meter, Reading, json_object, reading
+from supervisor.messages import Messages
+from supervisor.meter import Meter, Reading
+from supervisor.native import Native
+from supervisor.responses import Responses
+from supervisor.routes import Api, Route
 from supervisor.units import MIB
 from supervisor.upstream import Broken, Consume, Exchange
 
@@ -33,25 +44,44 @@ _STREAM_HEADERS: Final = (
     (b"x-accel-buffering", b"no"),  # nginx in front holds events back otherwise
 )
 
+ASSEMBLERS: Final[Mapping[Api, type[Assembler]]] = {
+    Api.CHAT: Chat,
+    Api.TEXT: Text,
+    Api.RESPONSES: Responses,
+    Api.ANTHROPIC: Messages,
+    Api.NATIVE: Native,
+}
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
 
 class Reply(ABC):
     """How one request's answer goes back; a kind of answer is a subclass."""
 
-    def __init__(self, client: Connection, send: Send, row: Row) -> None:
+    def __init__(self, client: Connection, send: Send, row: Row, route: Route) -> None:
         self.client = client
         self.send = send
         self.row = row
-        self.meter = Meter()
+        self.route = route
+        self.headers: Headers = ()
+        """Of ours, on whatever the client gets."""
+        self.model: str | None = None
+        """The preset's name, for a reply whose head the engine leaves out."""
+        self.meter = Meter(route.api)
         self.begun = False
-        """The client has had the head of an answer: an error can only be an event now, or a cut."""
+        """The client has had the head of an answer, perhaps only comments: an error can only be an event now, or a cut."""
+        self.answered = False
+        """A byte of the engine's answer went to the client: the request can't be put to the engine again."""
 
     async def forward(self, exchange: Exchange) -> None:
         """Take the engine's reply to the client and set the row's status. Raises :class:`Broken` when the child goes away."""
         status = await exchange.head()
         if status == 200:
             await self._take(exchange)
-        else:
-            await self._refused(exchange, status)
+            return
+        said = fault.of_reply(await _whole(exchange), status)
+        self.row.status = "error"
+        await self._refuse(said)
 
     @abstractmethod
     async def _take(self, exchange: Exchange) -> None:
@@ -69,21 +99,38 @@ class Reply(ABC):
         """What takes the body from the first byte on; None to hold it until :meth:`forward` asks for it."""
         return None
 
+    def keep_alive(self) -> None:
+        """Tell a client that waits for a stream that it isn't forgotten. Nothing for other kinds: their head says how it went."""
+        return
+
     def fail(self, problem: Error) -> None:
-        """The answer won't be whole. Raises ``problem`` if none of it was sent yet; else it becomes an event, and the connection is cut."""
+        """The answer won't be whole. Raises ``problem`` if no head went out yet; else it becomes an event, and the connection is cut."""
         log.warning("%s: %s", self.row.id, problem.message)
         if not self.begun:
             raise problem
-        if not self.client.gone:
-            # The error event, and then no final chunk: returning without one makes uvicorn cut the connection.
-            cut = b"\n\n" if self.meter.mid_event else b""
-            self.client.write_chunk(cut + sse.error_event(envelope(problem)["error"]))
+        self._cut(fault.of(problem))
 
-    async def _refused(self, exchange: Exchange, status: int) -> None:
-        """Pass the engine's own refusal on, with its source."""
-        raw = await _whole(exchange)
-        self.row.status = "error"
-        await respond(self.send, status, _with_source(raw, status))
+    def _mended(self, first: bytes) -> bytes:
+        """The first bytes of a stream, and before them what the engine leaves out (see ``messages``)."""
+        lacks = self.route.api is Api.ANTHROPIC and messages.lacks_head(first)
+        return messages.head(self.row.id, self.model) + first if lacks else first
+
+    async def _refuse(self, said: Fault) -> None:
+        """Hand the engine's refusal on, in the way that is still open."""
+        if self.begun:
+            self._cut(said)
+        else:
+            await self._respond(said.status, said.body(self.route.path))
+
+    def _cut(self, said: Fault) -> None:
+        """The end of an answer that is on its way. A whole one just lacks its rest, which makes uvicorn cut the connection."""
+        return
+
+    async def _respond(self, status: int, content: bytes | Mapping[str, object] | list[Any]) -> None:
+        """Send a whole JSON reply with our headers."""
+        self.begun = True
+        self.answered = self.answered or status == 200
+        await respond(self.send, status, content, self.headers)
 
 
 class Streamed(Reply):
@@ -93,15 +140,35 @@ class Streamed(Reply):
         """Begin the answer in the very turn of the loop that brought the engine's."""
         if status != 200:
             return None
-        self.client.begin_chunked(_STREAM_HEADERS, exchange)
-        self.begun = True
+        if self.begun:
+            self.client.feed_from(exchange)
+        else:
+            self._begin(exchange)
         write, feed = self.client.write_chunk, self.meter.feed
 
         def pass_on(data: bytes) -> None:
             write(data)
             feed(data)
 
-        return pass_on
+        def pass_first(data: bytes) -> None:
+            self.answered = True
+            exchange.pipe(pass_on)
+            write(self._mended(data))
+            feed(data)
+
+        return pass_first
+
+    def keep_alive(self) -> None:
+        """The head, if it isn't out yet, and a comment."""
+        if self.client.gone:
+            return
+        if not self.begun:
+            self._begin(None)
+        self.client.write_chunk(sse.comment())
+
+    def _begin(self, source: Exchange | None) -> None:
+        self.client.begin_chunked((*_STREAM_HEADERS, *self.headers), source)
+        self.begun = True
 
     async def _take(self, exchange: Exchange) -> None:
         self.client.flush_head()
@@ -112,24 +179,32 @@ class Streamed(Reply):
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
         self.row.status = "ok"
 
+    def _cut(self, said: Fault) -> None:
+        """The error event, and then no final chunk: returning without one makes uvicorn cut the connection."""
+        if self.client.gone:
+            return
+        name, payload = said.event(self.route.api)
+        self.client.write_chunk((b"\n\n" if self.meter.mid_event else b"") + sse.event(payload, name=name))
 
-class _Assembled(Reply):
+
+class Assembled(Reply):
     """One reply, put together from the engine's events."""
 
-    route: ClassVar[assemble.Route]
-
     def asked(self, body: bytes) -> bytes:
-        return assemble.request_body(body)
+        """The request as a streaming one."""
+        return request_body(self.route.api, body)
 
     async def _take(self, exchange: Exchange) -> None:
-        parser, assembler = sse.Parser(), assemble.Assembler(self.route)
+        parser, assembler = sse.Parser(), ASSEMBLERS[self.route.api]()
+        self.meter = Meter(self.route.api)  # what an earlier attempt brought was never delivered
         problem: Error | None = None
 
         def take(data: bytes) -> None:
             nonlocal problem
+            mended = data if self.meter.sent_bytes else self._mended(data)
             self.meter.feed(data)
             try:
-                for payload in parser.feed(data):
+                for payload in parser.feed(mended):
                     assembler.feed(payload)
             except Error as exc:
                 problem = exc
@@ -144,22 +219,10 @@ class _Assembled(Reply):
             raise
         if assembler.error is not None:
             self.row.status = "error"
-            await respond(self.send, _status_of(assembler.error), {"error": assembler.error | {"source": "engine"}})
+            await self._refuse(fault.of_event(assembler.error))
             return
-        await respond(self.send, 200, assembler.result())
+        await self._respond(200, assembler.result())
         self.row.status = "ok"
-
-
-class AssembledChat(_Assembled):
-    """A chat's reply."""
-
-    route = "/v1/chat/completions"
-
-
-class AssembledText(_Assembled):
-    """A text completion's reply."""
-
-    route = "/v1/completions"
 
 
 class Passed(Reply):
@@ -169,37 +232,52 @@ class Passed(Reply):
 
     async def _take(self, exchange: Exchange) -> None:
         self._raw = await _whole(exchange)
-        await respond(self.send, 200, self._raw)
+        await self._respond(200, self._raw)
         self.row.status = "ok"
 
     def measure(self) -> Reading:
-        """An unstreamed body is one telling event."""
-        found = json_object(self._raw)
-        return reading([found] if found is not None else [], sent_bytes=len(self._raw))
+        """Read off the body."""
+        return meter.whole(self._raw)
 
 
-async def respond(send: Send, status: int, content: bytes | Mapping[str, object]) -> None:
+def choose(route: Route, ask: Ask, body: bytes) -> type[Reply]:
+    """The kind of answer to a request."""
+    if route.api is Api.WHOLE:
+        return Passed
+    if ask.streams:
+        return Streamed
+    return Passed if must_pass_unstreamed(route.api, fields(body)) else Assembled
+
+
+async def respond(
+    send: Send, status: int, content: bytes | Mapping[str, object] | list[Any], headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
     """Send a whole JSON reply."""
     if isinstance(content, bytes):
         body = content
     else:
         body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    always = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*always, *headers]})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def refuse(client: Connection, send: Send, error: Error) -> None:
-    """Send an error of ours."""
+async def refuse(client: Connection, send: Send, error: Error, path: str) -> None:
+    """Send an error of ours, in the shape of the API that ``path`` is of."""
     client.forget_body()
-    await respond(send, error.status, envelope(error))
+    await respond(send, error.status, envelope(error, path), retry_headers(error))
 
 
-def envelope(error: Error) -> dict[str, Any]:
-    """OpenAI's error body, with who speaks and what to try."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    inside = {"message": error.message, "type": kind, "param": None, "code": error.code, "source": "llmctl"}
-    return {"error": inside | ({"try": error.hint} if error.hint else {})}
+def envelope(error: Error, path: str) -> dict[str, Any]:
+    """The error body of the API that ``path`` is of, with who speaks and what to try."""
+    return fault.of(error).body(path)
+
+
+def retry_headers(error: Error) -> Headers:
+    """What tells an SDK whether to try again, and when."""
+    after = () if error.retry_after_s is None else ((b"retry-after", b"%d" % error.retry_after_s),)
+    again = () if error.retry is None else ((b"x-should-retry", b"true" if error.retry else b"false"),)
+    return (*after, *again)
 
 
 async def _whole(exchange: Exchange) -> bytes:
@@ -216,23 +294,3 @@ async def _whole(exchange: Exchange) -> bytes:
     exchange.pipe(take)
     await exchange.ended()
     return b"".join(parts)
-
-
-def _status_of(inside: dict[str, Any]) -> int:
-    code = inside.get("code")
-    return code if isinstance(code, int) and 400 <= code < 600 else 500
-
-
-def _with_source(raw: bytes, status: int) -> dict[str, Any]:
-    """The engine's error body in our envelope; one that is no JSON becomes its message."""
-    inside = (json_object(raw) or {}).get("error")
-    if not isinstance(inside, dict):
-        inside = {
-            "message": raw.decode(errors="replace")[:500] or f"the engine said {status}",
-            "type": "server_error",
-            "code": status,
-        }
-    return {"error": inside | {"source": "engine"}}
-
-
-Kind = type[Reply]

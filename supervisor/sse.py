@@ -2,7 +2,7 @@
 
 A parser is fed what the network gives, cut anywhere, and hands back the ``data`` of every event that is complete. Lines end in LF
 or CRLF (a bare CR, which the standard also allows, is written by nobody and read as data here). ``event``, ``id`` and ``retry`` lines
-and comments are read over: every payload of the engine's says in its JSON what it is.
+and comments are read over: every payload of the engine's says in its JSON what it is (an error of Anthropic's route by having a code).
 
 Every byte is looked at once and copied twice at most, however it was cut: what is no whole line yet waits in one buffer with the place
 from which to look on. An event larger than the limit is an error and not a growing buffer.
@@ -99,11 +99,3 @@ def event(payload: Mapping[str, object], *, name: str = "") -> bytes:
     """One event with JSON in it. ``name`` fills the ``event:`` line that Anthropic's and the Responses routes have."""
     data = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n" if name else b"data: " + data + b"\n\n"
-
-
-def error_event(error: Mapping[str, object], *, name: str = "") -> bytes:
-    """The last event of a stream that failed: ``data: {"error": {…}}``. ``error`` is the inside of the envelope.
-
-    With ``name="error"`` it is Anthropic's: ``event: error``, and ``"type": "error"`` beside the error.
-    """
-    return event({"type": "error", "error": error} if name else {"error": error}, name=name)

@@ -33,7 +33,7 @@ def test_an_error_says_what_it_is_to_a_person_and_to_a_debugger() -> None:
     error = Error("port 8080 is taken", exit=Exit.BUSY, hint="--port 8081")
     assert str(error) == error.message == "port 8080 is taken"
     assert repr(error) == "<Error BUSY 'port 8080 is taken'>"
-    assert (error.status, error.code) == (500, "internal_error")
+    assert (error.status, error.code, error.retry_after_s, error.retry) == (500, "internal_error", None, None)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, raised: BaseException, *words: str) -> int:

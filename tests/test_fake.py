@@ -15,6 +15,12 @@ from typing import Any
 
 import pytest
 
+from supervisor import meter
+from supervisor.assemble import request_body
+from supervisor.meter import Meter
+from supervisor.reply import ASSEMBLERS
+from supervisor.routes import ROUTES
+from supervisor.sse import Parser
 from tests import fakes
 from tests.fakes import gguf
 
@@ -146,6 +152,105 @@ def test_other_routes(start: Start) -> None:
     native = events(engine.client().ask({"prompt": "a b", "stream": True}, "/completion").read())
     assert [event["content"] for event in native] == ["t0", " t1", ""]
     assert native[-1]["stop"] is True
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a b"}], "n": 2},
+    "/v1/completions": {"prompt": ["a b", "c"]},
+    "/v1/responses": {"input": "a b"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a b"}], "n": 7},
+    "/completion": {"prompt": ["a b", "c"]},
+    "/infill": {"input_prefix": "a", "input_suffix": "b"},
+}
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_every_route_streams_what_it_says_whole(start: Start, path: str) -> None:
+    """As the real engine's do: tests/contract/test_assembly.py."""
+    engine, route = start(tokens=3), ROUTES[path]
+    streamed = engine.client().ask(json.loads(request_body(route.api, json.dumps(ASKED[path]).encode())), path).read()
+    whole = engine.client().ask(ASKED[path], path).read()
+    assembler = ASSEMBLERS[route.api]()
+    for payload in Parser().feed(streamed):
+        assembler.feed(payload)
+    assert _lasting(assembler.result()) == _lasting(json.loads(whole))
+    metered = Meter(route.api)
+    metered.feed(streamed)
+    figures = metered.read()
+    assert figures.completion_tokens == (6 if path in ("/v1/chat/completions", "/v1/completions", "/completion") else 3)
+    assert not figures.counted
+    if path not in ("/v1/chat/completions", "/v1/completions"):  # whose body tells the first choice's alone
+        assert meter.whole(whole).completion_tokens == figures.completion_tokens
+
+
+def _lasting(reply: object) -> Any:
+    """As pairs, since the order of keys counts; without what differs from one answer to the next."""
+    varying = {"id", "created", "created_at", "completed_at", "timings", "id_slot"}
+    return json.loads(
+        json.dumps(reply), object_pairs_hook=lambda pairs: [(key, None if key in varying else value) for key, value in pairs]
+    )
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_every_route_ends_in_an_error_as_its_api_does(start: Start, path: str) -> None:
+    engine, route = start(error_after_tokens=1), ROUTES[path]
+    stream = engine.client().ask({**ASKED[path], "stream": True}, path).read()
+    found, metered = ASSEMBLERS[route.api](), Meter(route.api)
+    for payload in Parser().feed(stream):
+        found.feed(payload)
+    metered.feed(stream)
+    assert found.error == {"code": 500, "message": "Compute error.", "type": "server_error"}
+    assert metered.failed
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_every_route_keeps_to_its_limit(start: Start, path: str) -> None:
+    engine = start(tokens=3)
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    whole = engine.client().ask({**ASKED[path], limit: 2}, path).read()
+    assert meter.whole(whole).completion_tokens == (4 if path == "/completion" else 2)
+
+
+def test_counts_and_other_answers(start: Start) -> None:
+    engine = start("--embeddings", "--reranking")
+
+    def answer(path: str, **body: Any) -> Any:
+        return json.load(engine.client().ask(body, path))
+
+    turns = [{"role": "user", "content": "a b c"}]
+    assert answer("/v1/chat/completions/input_tokens", messages=turns) == {"input_tokens": 3, "object": "response.input_tokens"}
+    assert answer("/v1/responses/input_tokens", input="a b") == {"input_tokens": 2, "object": "response.input_tokens"}
+    assert answer("/v1/messages/count_tokens", messages=turns) == {"input_tokens": 3}
+    assert answer("/tokenize", content="a b") == {"tokens": [0, 1]}
+    assert answer("/detokenize", tokens=[0, 1]) == {"content": "t0 t1"}
+    assert "a b c" in answer("/apply-template", messages=turns)["prompt"]
+    assert [row["index"] for row in answer("/v1/embeddings", input=["a", "b"])["data"]] == [0, 1]
+    ranked = answer("/v1/rerank", query="a", documents=["a", "b", "c"], top_n=2)
+    assert ([row["index"] for row in ranked["results"]], ranked["usage"]["prompt_tokens"]) == ([0, 1], 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/chat/completions", b"{", 500),
+        ("/v1/chat/completions", b"{}", 400),
+        ("/v1/chat/completions", b'{"messages":[{"role":"user","content":[{"type":"image_url"}]}]}', 500),
+        ("/v1/messages/count_tokens", b"{}", 500),
+        ("/v1/messages", b'{"messages":[{"role":"user","content":[{"type":"image"}]}]}', 500),
+        ("/v1/responses", b"{}", 400),
+        ("/v1/completions", b"{}", 400),
+        ("/infill", b"{}", 500),
+        ("/v1/embeddings", b'{"input":"a"}', 501),
+        ("/v1/rerank", b'{"query":"a","documents":["b"]}', 501),
+    ],
+)
+def test_refuses_with_the_engines_status(start: Start, path: str, body: bytes, status: int) -> None:
+    """Also where that blames itself for the request: tests/contract/test_faults.py has the real engine's."""
+    client = start().client()
+    client.request("POST", path, body)
+    reply = client.getresponse()
+    assert reply.status == status
+    assert json.load(reply)["error"]["code"] == status
 
 
 def test_body_overrides_knobs_for_one_request(start: Start) -> None:

@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
-from supervisor import meter
+from supervisor import meter, sse
 from supervisor.meter import Meter, Reading
+from supervisor.routes import Api
 
 RECORDED = sorted((Path(__file__).with_name("data") / "assembly").glob("*.sse"))
+
+
+def api_of(path: Path) -> Api:
+    """Whose stream it is, by the name of its case."""
+    words = {"response": Api.RESPONSES, "message": Api.ANTHROPIC, "native": Api.NATIVE}
+    return words.get(path.stem.partition("_")[0], Api.CHAT)
+
+
 TIMINGS = {"cache_n": 4, "prompt_n": 8, "prompt_ms": 16.0, "predicted_n": 11, "predicted_ms": 100.0}
 
 
@@ -31,25 +40,44 @@ def usage(prompt: int, cached: int, completion: int) -> dict[str, Any]:
 DONE = b"data: [DONE]\n\n"
 
 
-def read(*parts: bytes) -> Reading:
-    found = Meter()
+def read(*parts: bytes, api: Api = Api.CHAT) -> Reading:
+    found = Meter(api)
     for part in parts:
         found.feed(part)
     return found.read()
 
 
 def truth(stream: bytes) -> tuple[int, int, int]:
-    """Prompt, cached and completion tokens: every event parsed, the last timings of each choice summed."""
+    """Prompt, cached and completion tokens: every event parsed, the last timings of each choice summed; Anthropic's usage."""
     last: dict[int, dict[str, Any]] = {}
     choice = 0
+    usage: dict[str, int] = {}
     for text in stream.decode().split("\n\n"):
-        body = json.loads(text[6:]) if text.startswith("data: {") else {}
-        for each in body.get("choices") or []:
+        _, _, data = text.partition("data: ")
+        body = json.loads(data) if data.startswith("{") else {}
+        for each in body.get("choices") or ([body] if "stop" in body else []):
             choice = each["index"]
         if "timings" in body:
             last[choice] = body["timings"]
+        if body.get("type", "").startswith("message_"):
+            usage |= body.get("message", body).get("usage", {})
+    if usage:
+        cached = usage["cache_read_input_tokens"]
+        return usage["input_tokens"] + cached, cached, usage["output_tokens"]
     cached = sum(each["cache_n"] for each in last.values())
     return cached + sum(each["prompt_n"] for each in last.values()), cached, sum(each["predicted_n"] for each in last.values())
+
+
+def texts(path: Path) -> int:
+    """How many events of its stream have text or a piece of a call."""
+    count = 0
+    for text in path.read_text().split("\n\n"):
+        name, _, data = text.rpartition("data: ")
+        if api_of(path) in (Api.CHAT, Api.NATIVE):
+            count += data.startswith("{") and '"delta":{"role":' not in data  # who speaks is no token
+        else:
+            count += "delta\n" in name and "message_delta" not in name and "signature_delta" not in data
+    return count
 
 
 def figures(found: Reading) -> tuple[int | None, int | None, int | None]:
@@ -59,31 +87,43 @@ def figures(found: Reading) -> tuple[int | None, int | None, int | None]:
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_a_recorded_stream_gives_the_figures_that_parsing_all_of_it_gives(path: Path) -> None:
     stream = path.read_bytes()
-    whole = read(stream)
+    whole = read(stream, api=api_of(path))
     assert figures(whole) == truth(stream)
-    assert whole.finish_reason in ("stop", "length", "tool_calls")
+    ends = {Api.RESPONSES: (None,), Api.ANTHROPIC: ("max_tokens", "tool_use"), Api.NATIVE: ("limit",)}
+    assert whole.finish_reason in ends.get(api_of(path), ("stop", "length", "tool_calls"))
     assert not whole.counted
 
 
-@pytest.mark.parametrize("name", ["n", "progress"])
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_the_unstreamed_reply_gives_the_same_figures(path: Path) -> None:
+    """But of several choices OpenAI's body tells the first one's alone."""
+    streamed, whole = read(path.read_bytes(), api=api_of(path)), meter.whole(path.with_suffix(".json").read_bytes())
+    if path.stem in ("n", "text_n", "prompts"):
+        assert (whole.completion_tokens or 0) * 2 == streamed.completion_tokens
+    else:
+        assert figures(whole) == figures(streamed)
+        assert whole.finish_reason == streamed.finish_reason
+
+
+@pytest.mark.parametrize("name", ["n", "progress", "message", "response_reasoning", "native_prompts"])
 def test_a_recorded_stream_reads_the_same_cut_at_every_byte(name: str) -> None:
-    stream = next(path for path in RECORDED if path.stem == name).read_bytes()
-    whole = read(stream)
+    path = next(path for path in RECORDED if path.stem == name)
+    stream, api = path.read_bytes(), api_of(path)
+    whole = read(stream, api=api)
     for at in range(1, len(stream)):
-        assert read(stream[:at], stream[at:]) == whole, at
+        assert read(stream[:at], stream[at:], api=api) == whole, at
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_a_recorded_stream_reads_the_same_byte_by_byte_and_in_odd_pieces(path: Path) -> None:
     stream = path.read_bytes()
     for size in (1, 2, 3, 97, 1000):
-        found = Meter()
+        found = Meter(api_of(path))
         for at in range(0, len(stream), size):
             found.feed(stream[at : at + size])
-        assert found.read() == read(stream)
+        assert found.read() == read(stream, api=api_of(path))
         assert found.sent_bytes == len(stream)
-        lines = [line for line in stream.split(b"\n") if line.startswith(b"data: {")]
-        assert found.events == sum(b'"delta":{"role":' not in line for line in lines)  # who speaks is no token
+        assert found.events == texts(path)
 
 
 def test_rates_come_from_the_timings_and_the_first_token_is_free() -> None:
@@ -147,6 +187,46 @@ def test_with_neither_the_events_that_passed_are_counted() -> None:
     assert read() == Reading(completion_tokens=0, counted=True)
 
 
+def named(name: str, **body: Any) -> bytes:
+    """An event of an API that names them."""
+    return sse.event({"type": name, **body}, name=name)
+
+
+HEAD = named("message_start", message={"usage": {"cache_read_input_tokens": 3, "input_tokens": 4, "output_tokens": 0}})
+PIECE = named("content_block_delta", index=0, delta={"type": "text_delta", "text": "a"})
+SIGNATURE = named("content_block_delta", index=0, delta={"type": "signature_delta", "signature": ""})
+
+
+def test_a_message_that_was_cut_knows_its_prompt_and_counts_its_answer() -> None:
+    assert read(HEAD, PIECE, PIECE, SIGNATURE, api=Api.ANTHROPIC) == Reading(7, 3, 2, counted=True)
+
+
+def test_a_message_without_its_head_still_tells_its_answer() -> None:
+    end = (
+        b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}}\n\n'
+    )
+    assert read(PIECE, end, api=Api.ANTHROPIC) == Reading(None, None, 5, finish_reason="end_turn")
+
+
+def test_a_response_that_was_cut_counts_its_text() -> None:
+    begun = named("response.created", response={"id": "resp_1"})
+    piece = named("response.output_text.delta", delta="x")
+    call = named("response.function_call_arguments.delta", delta="{")
+    assert read(begun, piece, piece, call, api=Api.RESPONSES) == Reading(completion_tokens=3, counted=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["event: content_block_delta\n", "event: error\n", '"usage":{"output_tokens":9}', ".delta\ndata: "]
+)
+@pytest.mark.parametrize("api", [Api.ANTHROPIC, Api.RESPONSES])
+def test_text_of_other_apis_is_never_taken_for_events(api: Api, text: str) -> None:
+    names = {Api.ANTHROPIC: "content_block_delta", Api.RESPONSES: "response.output_text.delta"}
+    found = Meter(api)
+    for _ in range(2):
+        found.feed(named(names[api], delta={"text": text}))
+    assert (found.read(), found.failed) == (Reading(completion_tokens=2, counted=True), False)
+
+
 def test_an_event_that_was_cut_is_not_counted() -> None:
     assert read(chunk(), chunk()[:-1]).completion_tokens == 1
 
@@ -186,11 +266,21 @@ def test_an_error_event_is_noticed_whatever_came_with_it(before: bytes, together
     assert found.failed
 
 
-def test_an_error_event_cut_in_two_is_noticed() -> None:
-    for at in range(1, len(ERROR)):
-        found = Meter()
-        found.feed(ERROR[:at])
-        found.feed(ERROR[at:])
+ANTHROPIC_ERROR = b'event: error\ndata: {"code":500,"message":"Compute error.","type":"server_error"}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("api", "event"),
+    [
+        *((api, ERROR) for api in (Api.CHAT, Api.TEXT, Api.NATIVE, Api.RESPONSES)),
+        (Api.ANTHROPIC, ANTHROPIC_ERROR),
+    ],
+)
+def test_every_apis_error_event_is_noticed_wherever_it_is_cut(api: Api, event: bytes) -> None:
+    for at in range(1, len(event)):
+        found = Meter(api)
+        found.feed(event[:at])
+        found.feed(event[at:])
         assert found.failed
 
 
@@ -210,3 +300,25 @@ def test_an_unstreamed_body_reads_alike() -> None:
     assert meter.reading([body]) == Reading(12, 4, 11, finish_reason="stop")
     assert meter.reading([]) == Reading()
     assert meter.reading([{"object": "list", "usage": {"prompt_tokens": 5}}]) == Reading(prompt_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b"", Reading()),
+        (b"[1, null]", Reading()),
+        (b"{", Reading()),
+        (b'{"input_tokens": 7}', Reading()),  # a count, of which nothing was computed
+        (b'{"object":"list","data":[],"usage":{"prompt_tokens":5,"total_tokens":5}}', Reading(prompt_tokens=5)),
+        (
+            b'{"stop_reason":"end_turn","usage":{"cache_read_input_tokens":3,"input_tokens":4,"output_tokens":5}}',
+            Reading(7, 3, 5, finish_reason="end_turn"),
+        ),
+        (
+            b'{"object":"response","usage":{"input_tokens":7,"output_tokens":5,"input_tokens_details":{"cached_tokens":3}}}',
+            Reading(7, 3, 5),
+        ),
+    ],
+)
+def test_every_apis_whole_body_is_read(body: bytes, found: Reading) -> None:
+    assert meter.whole(body) == found

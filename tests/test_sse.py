@@ -99,9 +99,9 @@ def test_written_events_are_read_back() -> None:
 
 
 def test_the_bytes_of_what_is_written() -> None:
-    error = {"message": "the engine died", "code": "upstream_died", "source": "llmctl"}
-    inside = b'{"message":"the engine died","code":"upstream_died","source":"llmctl"}'
+    error = {"error": {"message": "the engine died", "code": "engine_died"}}
+    inside = b'data: {"error":{"message":"the engine died","code":"engine_died"}}\n\n'
     assert sse.comment() == b":\n\n"
     assert sse.comment("waiting") == b": waiting\n\n"
-    assert sse.error_event(error) == b'data: {"error":' + inside + b"}\n\n"
-    assert sse.error_event(error, name="error") == b'event: error\ndata: {"type":"error","error":' + inside + b"}\n\n"
+    assert sse.event(error) == inside
+    assert sse.event(error, name="error") == b"event: error\n" + inside

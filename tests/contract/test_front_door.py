@@ -66,6 +66,71 @@ def test_completions_stream_and_not(served: Client) -> None:
     assert whole["choices"][0]["text"] == text
 
 
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "Say hello.", "max_output_tokens": 5},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 5},
+    "/completion": {"prompt": "Once upon", "n_predict": 5},
+}
+
+
+def _text(payloads: list[Any]) -> str:
+    """What the events of any API say."""
+    found = []
+    for payload in payloads:
+        delta = payload.get("delta", payload.get("content", ""))
+        found.append(delta.get("text", "") if isinstance(delta, dict) else delta)
+    return "".join(found)
+
+
+def _whole_text(path: str, body: dict[str, Any]) -> str:
+    part = body["output"][0]["content"][0] if path == "/v1/responses" else body if path == "/completion" else body["content"][0]
+    return str(part.get("text", part.get("content")))
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_every_api_streams_and_not_and_is_metered_alike(served: Client, path: str) -> None:
+    before = len(served.box.records())
+    asked = {"temperature": 0, **ASKED[path]}
+    streamed = _text(events(served, path, **asked))
+    with served.http as http:
+        whole = http.post(path, json={"model": "tiny", **asked})
+    assert whole.status_code == 200, whole.text
+    assert _whole_text(path, whole.json()) == streamed
+    rows = served.box.closed_records(before + 2)[before:]
+    assert [(row["status"], row["completion_tokens"], row["counted"]) for row in rows] == [("ok", 5, False)] * 2
+    assert rows[0]["prompt_tokens"] == rows[1]["prompt_tokens"] > 0
+
+
+COUNTED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions/input_tokens": {"messages": HELLO},
+    "/v1/responses/input_tokens": {"input": "Say hello."},
+    "/v1/messages/count_tokens": {"messages": HELLO},
+}
+
+
+@pytest.mark.parametrize("path", COUNTED)
+def test_every_api_counts_tokens(served: Client, path: str) -> None:
+    with served.http as http:
+        assert http.post(path, json={"model": "tiny", **COUNTED[path]}).json()["input_tokens"] > 1
+
+
+def test_what_takes_no_slot(served: Client) -> None:
+    with served.http as http:
+        tokens = http.post("/tokenize", json={"model": "tiny", "content": "Say hello."}).json()["tokens"]
+        assert len(tokens) > 1
+        assert http.post("/detokenize", json={"model": "tiny", "tokens": tokens}).json()["content"]
+        assert "Say hello." in http.post("/apply-template", json={"model": "tiny", "messages": HELLO}).json()["prompt"]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank"])
+def test_a_route_of_another_kind_is_refused_with_a_route_that_fits(served: Client, path: str) -> None:
+    with served.http as http:
+        reply = http.post(path, json={"model": "tiny", "input": "a", "query": "a", "documents": ["b"]})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["source"]) == (400, "llmctl")
+    assert error["try"]
+
+
 def test_two_choices_are_metered_as_two(served: Client) -> None:
     before = len(served.box.records())
     with served.http as http:

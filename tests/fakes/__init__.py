@@ -18,6 +18,8 @@ from tests.fakes.knobs import CUDA_ABORT, CUDA_OOM, NAMES
 __all__ = ["CUDA_ABORT", "CUDA_OOM", "events", "install", "tune", "wait_event"]
 
 JOURNAL = "journal.jsonl"
+TOLD = {"version": " >&2", "help": ""}
+"""What the wrapper answers by itself, and where to: every start asks for both, and Python takes 0.2 s to say so."""
 
 
 def install(folder: Path, **knobs: Any) -> Path:
@@ -30,7 +32,8 @@ def install(folder: Path, **knobs: Any) -> Path:
     script = Path(__file__).with_name("llama_server.py")
     words = [sys.executable, "-I", str(script), "--fake-knobs", str(folder / "knobs.json")]
     wrapper = folder / "llama-server"
-    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    told = "".join(f'*" --{name} "*) cat {shlex.quote(str(folder / name))}{to}; exit ;;\n' for name, to in TOLD.items())
+    wrapper.write_text(f'#!/bin/sh\ncase " $* " in\n{told}esac\nexec {shlex.join(words)} "$@"\n')
     wrapper.chmod(0o755)
     return wrapper
 
@@ -40,6 +43,10 @@ def tune(folder: Path, **knobs: Any) -> None:
     if unknown := knobs.keys() - NAMES:
         raise TypeError(f"no such knob: {', '.join(sorted(unknown))}")
     (folder / "knobs.json").write_text(json.dumps({**knobs, "journal": str(folder / JOURNAL)}))
+    from tests.fakes import llama_server
+
+    (folder / "help").write_text(llama_server.help_text(knobs.get("hide_flags", [])))
+    (folder / "version").write_text(llama_server.VERSION)
 
 
 def events(folder: Path, kind: str | None = None, **match: Any) -> list[dict[str, Any]]:
@@ -49,7 +56,7 @@ def events(folder: Path, kind: str | None = None, **match: Any) -> list[dict[str
     return [row for row in rows if kind in (None, row["event"]) and match.items() <= row.items()]
 
 
-def wait_event(folder: Path, kind: str, *, count: int = 1, timeout_s: float = 10.0, **match: Any) -> dict[str, Any]:
+def wait_event(folder: Path, kind: str, *, count: int = 1, timeout_s: float = 60.0, **match: Any) -> dict[str, Any]:
     """The ``count``-th event of a kind, as soon as it is there. Looks at a file every 5 ms; AssertionError after ``timeout_s``."""
     until = time.monotonic() + timeout_s
     while len(found := events(folder, kind, **match)) < count:

@@ -1,43 +1,47 @@
-"""One completion of the fake: when it speaks (:class:`Reply`) and what it says (:class:`Voice`), in the engine's own shapes."""
+"""One completion of the fake: when it speaks. What it says is a voice's (``voices``)."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes.knobs import HEALTHY
+from tests.fakes.voices import VOICES, Body
 
 if TYPE_CHECKING:
     from tests.fakes.llama_server import Connection
 
-FINGERPRINT = "b11312-0c1e57098"
 PUSH_BYTES = 65536
-Body = dict[str, Any]
+LIMITS = {
+    "messages": ("max_tokens",),
+    "responses": ("n_predict", "max_completion_tokens", "max_output_tokens", "max_tokens"),
+}
+"""The names of an answer's longest length, where they aren't the usual ones."""
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-
-
-def compact(value: object) -> bytes:
-    """JSON without blanks, as the engine writes it."""
-    return _encode(value).encode()
-
-
-def event(value: object) -> bytes:
-    """One SSE event."""
-    return b"data: %b\n\n" % compact(value)
+def words_of(body: Body) -> str:
+    """The prompt, or all of a dialogue, as one text."""
+    parts: list[Any] = [
+        body.get(key) for key in ("system", "instructions", "prompt", "content", "input", "input_prefix", "input_suffix")
+    ]
+    parts += [message.get("content") for message in body.get("messages") or []]
+    return " ".join(str(part) for part in parts if part)
 
 
 def words_in(body: Body) -> int:
     """A prompt's length: a token is a word."""
-    prompt = body.get("prompt") or body.get("content") or body.get("input") or ""
-    text = " ".join(str(message.get("content")) for message in body.get("messages") or []) or str(prompt)
-    return len(text.split()) or 1
+    return len(words_of(body).split()) or 1
+
+
+def sequences(route: str, body: Body) -> int:
+    """How many answers there are to be: choices times prompts."""
+    if route == "messages":
+        return 1  # its converter drops n
+    prompt = body.get("prompt") if route in ("text", "native") else None
+    prompts = len(prompt) if isinstance(prompt, list) and not any(isinstance(part, int) for part in prompt) else 1
+    return max(1, prompts) * int(body.get("n_cmpl") or body.get("n") or 1)
 
 
 class Reply:
@@ -54,13 +58,16 @@ class Reply:
         if self.engine.completions < knobs.healthy_requests:
             knobs = replace(knobs, **HEALTHY)
         self.knobs = knobs = replace(knobs, **body.get("fake", {}))
-        self.choices = int(body.get("n") or 1)
+        self.choices = sequences(route, body)
+        self.places = min(self.choices, self.engine.options.slots)
+        self.prompt = words_of(body)
         self.streamed = bool(body.get("stream"))
         self.wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self.prompt_n = words_in(body)
         whole = len(self.knobs.deltas) or self.knobs.tokens
-        limits = [body[key] for key in ("max_completion_tokens", "max_tokens", "n_predict") if (body.get(key) or 0) > 0]
-        self.tokens = min(whole, *limits) if limits else whole
+        names = LIMITS.get(route, ("n_predict", "max_completion_tokens", "max_tokens"))
+        limit = next((body[name] for name in names if body.get(name) is not None), -1)  # the first that is there
+        self.tokens = min(whole, limit) if limit > 0 else whole
         self.finish_reason = self.knobs.finish_reason or ("length" if self.tokens < whole else "stop")
         self.task = self.engine.number(self)
         self.trouble_at = {knobs.die_after_tokens, knobs.stall_after_tokens, knobs.error_after_tokens, knobs.cut_after_tokens}
@@ -93,7 +100,7 @@ class Reply:
             self.end("error")
             self.connection.send({"error": self.knobs.error_body}, self.knobs.error_status)
             return
-        self.voice = Voice(self)
+        self.voice = VOICES[self.route](self)
         if not self.streamed:
             self.timer = self.loop.call_at(self.due + self.tokens * self.knobs.pace_s, self.whole)
             return
@@ -142,7 +149,7 @@ class Reply:
             self.engine.leave(knobs.die_exit)
         if self.sent == knobs.error_after_tokens:
             self.end("error")
-            self.connection.send_chunk(event({"error": knobs.error_body}))
+            self.connection.send_chunk(self.voice.error(knobs.error_body))
             self.connection.end_stream()
             return True
         if self.sent == knobs.cut_after_tokens:
@@ -157,8 +164,6 @@ class Reply:
         if not self.knobs.push_bytes:
             for events in self.voice.closing():
                 self.connection.send_chunk(events)
-        if self.route != "native":
-            self.connection.send_chunk(b"data: [DONE]\n\n")
         self.end("done")
         self.connection.end_stream()
 
@@ -185,141 +190,3 @@ class Reply:
         self.engine.journal("client_closed", id=self.task, tokens=self.sent)
         self.engine.log("W", f"cancel task, id_task = {self.task}", "stop")
         self.engine.give_back(self)
-
-
-class Voice:
-    """The bytes of one reply's events. What doesn't change from token to token is made once."""
-
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
-        self.id = f"chatcmpl-{reply.task:032}"
-        self.created = int(time.time())
-        self.words = reply.knobs.text.split(" ") if reply.knobs.text else []
-        self.frames = [self._frame(index) for index in range(reply.choices)] if reply.route != "native" else []
-
-    def token(self, sent: int) -> Iterator[bytes]:
-        """The events of token ``sent``: an HTTP chunk for each choice. A chat's first token shares its chunk with the role."""
-        reply = self.reply
-        if reply.route == "native":
-            counts = {"tokens_predicted": sent + 1, "tokens_evaluated": reply.prompt_n}
-            yield event({"index": 0, "content": self.piece(sent), "tokens": [sent], "stop": False, "id_slot": -1, **counts})
-            return
-        quoted = compact(self.piece(sent))
-        for index, (before, after) in enumerate(self.frames):
-            if reply.knobs.deltas:
-                said = self._delta(index, reply.knobs.deltas[sent])
-            else:
-                said = before + quoted.ljust(reply.knobs.chunk_bytes - len(before) - len(after)) + after
-            if sent == 0 and reply.route == "chat":
-                said = self._delta(index, {"role": "assistant", "content": None}) + said
-            yield said
-
-    def closing(self) -> Iterator[bytes]:
-        """The last events: finish_reason, usage where asked for; timings on the last of each choice."""
-        reply = self.reply
-        if reply.route == "native":
-            yield event(self._native_end(""))
-            return
-        for index in range(reply.choices):
-            timings = {"timings": self._timings()}
-            if reply.route == "text":
-                choice: Body = {"text": "", "index": index, "logprobs": None, "finish_reason": reply.finish_reason}
-                yield event({"choices": [choice], **self._identity("text_completion", usage=True), **timings})
-                continue
-            choice = {"finish_reason": reply.finish_reason, "index": index, "delta": {}}
-            last = {"choices": [choice], **self._identity("chat.completion.chunk")}
-            if not reply.wants_usage:
-                yield event({**last, **timings})
-                continue
-            identity = self._identity("chat.completion.chunk")
-            yield event(last) + event({"choices": [], **identity, "usage": self._usage(), **timings})
-
-    def whole(self) -> Body:
-        """The unstreamed body."""
-        reply = self.reply
-        text = "".join(self.piece(sent) for sent in range(reply.tokens))
-        if reply.route == "native":
-            return self._native_end(text)
-        chat = reply.route == "chat"
-        choices = []
-        for index in range(reply.choices):
-            if chat:
-                choices.append(
-                    {"finish_reason": reply.finish_reason, "index": index, "message": {"role": "assistant", "content": text}}
-                )
-            else:
-                choices.append({"text": text, "index": index, "logprobs": None, "finish_reason": reply.finish_reason})
-        identity = self._identity("chat.completion" if chat else "text_completion", usage=True)
-        return {"choices": choices, **identity, "timings": self._timings()}
-
-    def piece(self, sent: int) -> str:
-        """The text of one token."""
-        word = self.words[sent % len(self.words)] if self.words else f"t{sent}"
-        return " " + word if sent else word
-
-    def _frame(self, index: int) -> tuple[bytes, bytes]:
-        """An event's bytes around the text of a token."""
-        mark = "\x00"
-        if self.reply.route == "chat":
-            whole = self._delta(index, {"content": mark})
-        else:
-            choice = {"text": mark, "index": index, "logprobs": None, "finish_reason": None}
-            whole = event({"choices": [choice], **self._identity("text_completion")})
-        before, _, after = whole.partition(compact(mark))
-        return before, after
-
-    def _delta(self, index: int, delta: Body) -> bytes:
-        choice = {"finish_reason": None, "index": index, "delta": delta}
-        return event({"choices": [choice], **self._identity("chat.completion.chunk")})
-
-    def _identity(self, noun: str, *, usage: bool = False) -> Body:
-        """The fields each chunk of a reply carries; their order differs between the engine's shapes, and so it does here."""
-        model = {"model": self.reply.engine.options.alias, "system_fingerprint": FINGERPRINT, "object": noun}
-        if noun == "chat.completion.chunk":
-            return {"created": self.created, "id": self.id, **model}
-        return {"created": self.created, **model, **({"usage": self._usage()} if usage else {}), "id": self.id}
-
-    def _usage(self) -> Body:
-        """Counts of one choice, however many there are: so counts the engine."""
-        done, prompt = self.reply.sent, self.reply.prompt_n
-        details = {"prompt_tokens_details": {"cached_tokens": 0}}
-        return {"completion_tokens": done, "prompt_tokens": prompt, "total_tokens": done + prompt, **details}
-
-    def _timings(self) -> Body:
-        return timings(self.reply)
-
-    def _native_end(self, text: str) -> Body:
-        reply = self.reply
-        return {
-            "index": 0,
-            "content": text,
-            "tokens": [],
-            "id_slot": reply.slots[0],
-            "stop": True,
-            "model": reply.engine.options.alias,
-            "tokens_predicted": reply.sent,
-            "tokens_evaluated": reply.prompt_n,
-            "truncated": False,
-            "stop_type": "limit" if reply.finish_reason == "length" else "eos",
-            "stopping_word": "",
-            "tokens_cached": reply.prompt_n + reply.sent - 1,
-            "timings": self._timings(),
-        }
-
-
-def timings(reply: Reply) -> Body:
-    """By this reply's clock. The first token is free: the rate counts the others."""
-    prompt_ms = max(reply.knobs.prefill_s * 1000, 0.01)
-    predicted_ms = max((reply.loop.time() - reply.first_at) * 1000, 0.01)
-    steps = max(reply.sent - 1, 1)
-    return {
-        "cache_n": 0,
-        "prompt_n": reply.prompt_n,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / reply.prompt_n,
-        "prompt_per_second": reply.prompt_n / prompt_ms * 1000,
-        "predicted_n": reply.sent,
-        "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": predicted_ms / steps,
-        "predicted_per_second": steps / predicted_ms * 1000,
-    }

@@ -72,6 +72,8 @@ class Knobs:
     """Chat chunks' ``delta`` objects, streamed instead of ``text`` (tool calls, reasoning)."""
     finish_reason: str = ""
     """Empty: ``length`` if max_tokens cut the reply, else ``stop``."""
+    half_glyph_first: bool = False
+    """The first token is a part of a glyph: a message's stream lacks its head then."""
     chunk_bytes: int = 0
     """Pads each event to so many bytes; real ones of a chat have about 240."""
     prefill_s: float = 0.0

@@ -15,10 +15,12 @@ The journal's events: ``start, bound, loaded, request, first_byte, client_closed
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 from collections import deque
@@ -32,8 +34,9 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started as a script, isolated
 
-from tests.fakes.completion import FINGERPRINT, Reply, compact, timings, words_in
+from tests.fakes.completion import Reply, words_in
 from tests.fakes.knobs import CUDA_OOM, Journal, Knobs
+from tests.fakes.voices import FINGERPRINT, compact, timings
 
 VERSION = "version: 0.5.0 (build 11312, commit 0c1e57098)\nbuilt with GNU 12.2.0 for Linux x86_64\n"
 HELP = Path(__file__).resolve().parents[1] / "data" / "llama-server-help.txt"
@@ -145,6 +148,11 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self.engine.dispatch(self, self.parser.get_method().decode(), self.url.decode("latin-1").partition("?")[0])
 
+    def json(self) -> dict[str, Any]:
+        """The request's body. What is no JSON is a ValueError, which the engine answers with 500."""
+        body: dict[str, Any] = json.loads(self.body)
+        return body
+
     # Answering.
 
     def send(self, value: object, status: int = 200, kind: str = "application/json; charset=utf-8") -> None:
@@ -205,9 +213,9 @@ class Engine:
 
     def start_next(self) -> None:
         """Start those who have their slots; until then they wait in order and their clients hear nothing."""
-        while self.deferred and len(self.free) >= self.deferred[0].choices and not self.stopping:
+        while self.deferred and len(self.free) >= self.deferred[0].places and not self.stopping:
             reply = self.deferred.popleft()
-            slots, self.free = self.free[: reply.choices], self.free[reply.choices :]
+            slots, self.free = self.free[: reply.places], self.free[reply.places :]
             self.busy |= dict.fromkeys(slots, reply)
             reply.slots = slots
             self.log_slots(reply, "launch_slot_", "processing task, is_child = 0")
@@ -248,11 +256,11 @@ class Engine:
 
     def complete(self, connection: Connection, route: str) -> None:
         """Queue a completion, or refuse it."""
-        body = json.loads(connection.body)
-        count = int(body.get("n") or 1)
+        body = connection.json()
+        count = 1 if route == "messages" else int(body.get("n_cmpl") or body.get("n") or 1)
         room = self.options.slot_context
-        if route == "chat" and "messages" not in body:
-            connection.fail(400, "'messages' is required")
+        if refused := _unfit(route, body, connection.body):
+            connection.fail(*refused)
         elif count > self.options.slots:
             connection.fail(400, f"Field 'n': Value must be between 1 <= value <= {self.options.slots}, but got {count}")
         elif (prompt_n := words_in(body)) >= room:
@@ -426,22 +434,87 @@ def _metrics(engine: Engine, connection: Connection) -> None:
     connection.send(text.encode(), kind="text/plain; version=0.0.4")
 
 
+NO_IMAGES = "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+
+
+def _unfit(route: str, body: dict[str, Any], raw: bytearray) -> tuple[int, str] | None:
+    """The status and the words with which the engine refuses a body it can't read; 500 for what is the request's fault (§11)."""
+    needed, status = {"responses": ("input", 400), "messages": ("messages", 500), "chat": ("messages", 400)}.get(route, ("", 0))
+    if needed and needed not in body:
+        return status, f"'{needed}' is required"
+    if route in ("chat", "responses", "messages") and (b'"image_url"' in raw or b'"image"' in raw):
+        return 500, NO_IMAGES
+    missing = [name for name in ("input_prefix", "input_suffix") if name not in body] if route == "infill" else []
+    if missing:
+        return 500, f"[json.exception.out_of_range.403] key '{missing[-1]}' not found"
+    if route in ("text", "native") and "prompt" not in body:
+        return 400, "[json.exception.out_of_range.403] key 'prompt' not found"
+    return None
+
+
 def _tokenize(engine: Engine, connection: Connection) -> None:
-    connection.send({"tokens": list(range(words_in(json.loads(connection.body))))})
+    connection.send({"tokens": list(range(words_in(connection.json())))})
 
 
-def _input_tokens(engine: Engine, connection: Connection) -> None:
-    connection.send({"input_tokens": words_in(json.loads(connection.body)), "object": "response.input_tokens"})
+def _detokenize(engine: Engine, connection: Connection) -> None:
+    connection.send({"content": " ".join(f"t{token}" for token in connection.json().get("tokens", []))})
+
+
+def _apply_template(engine: Engine, connection: Connection) -> None:
+    body = connection.json()
+    if refused := _unfit("chat", body, connection.body):
+        connection.fail(*refused)
+        return
+    turns = [f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in body["messages"]]
+    connection.send({"prompt": "".join(turns) + "<|im_start|>assistant\n"})
+
+
+def _count(route: str) -> Callable[[Engine, Connection], None]:
+    """The count of a dialogue's tokens, on its own route."""
+
+    def answer(engine: Engine, connection: Connection) -> None:
+        body = connection.json()
+        if refused := _unfit(route, body, connection.body):
+            connection.fail(*refused)
+            return
+        noun = {} if route == "messages" else {"object": "response.input_tokens"}
+        connection.send({"input_tokens": words_in(body), **noun})
+
+    return answer
 
 
 def _embeddings(engine: Engine, connection: Connection) -> None:
     if "--embeddings" not in engine.options.flags:
         connection.fail(501, "This server does not support embeddings. Start it with `--embeddings`")
         return
-    count = words_in(json.loads(connection.body))
-    vector = {"embedding": [0.5, -0.5, 0.5, -0.5], "index": 0, "object": "embedding"}
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    connection.send({"model": engine.options.alias, "object": "list", "usage": usage, "data": [vector]})
+    body = connection.json()
+    texts = body["input"] if isinstance(body.get("input"), list) else [body.get("input")]
+    vector = [0.5, -0.5, 0.5, -0.5]
+    form: dict[str, Any] = {"embedding": vector}
+    if body.get("encoding_format") == "base64":
+        form = {"embedding": base64.b64encode(struct.pack("<4f", *vector)).decode(), "encoding_format": "base64"}
+    rows = [form | {"index": index, "object": "embedding"} for index in range(len(texts))]
+    connection.send({"model": engine.options.alias, "object": "list", "usage": _usage(texts), "data": rows})
+
+
+def _rerank(engine: Engine, connection: Connection) -> None:
+    if "--reranking" not in engine.options.flags:
+        connection.fail(501, "This server does not support reranking. Start it with `--reranking`")
+        return
+    body = connection.json()
+    texts = body.get("documents") or []
+    if not texts:
+        connection.fail(400, '"documents" must be a non-empty string array')
+        return
+    rows = [{"index": index, "relevance_score": 1.0 / (index + 1)} for index in range(len(texts))]
+    connection.send(
+        {"model": engine.options.alias, "object": "list", "usage": _usage(texts), "results": rows[: body.get("top_n")]}
+    )
+
+
+def _usage(texts: list[Any]) -> dict[str, int]:
+    count = sum(len(str(text).split()) or 1 for text in texts)
+    return {"prompt_tokens": count, "total_tokens": count}
 
 
 def _completion(route: str) -> Callable[[Engine, Connection], None]:
@@ -456,11 +529,19 @@ ROUTES: dict[tuple[str, str], Callable[[Engine, Connection], None]] = {
     ("GET", "/slots"): _slots,
     ("GET", "/metrics"): _metrics,
     ("POST", "/tokenize"): _tokenize,
+    ("POST", "/detokenize"): _detokenize,
+    ("POST", "/apply-template"): _apply_template,
     ("POST", "/v1/chat/completions"): _completion("chat"),
-    ("POST", "/v1/chat/completions/input_tokens"): _input_tokens,
+    ("POST", "/v1/chat/completions/input_tokens"): _count("chat"),
     ("POST", "/v1/completions"): _completion("text"),
+    ("POST", "/v1/responses"): _completion("responses"),
+    ("POST", "/v1/responses/input_tokens"): _count("responses"),
+    ("POST", "/v1/messages"): _completion("messages"),
+    ("POST", "/v1/messages/count_tokens"): _count("messages"),
     ("POST", "/completion"): _completion("native"),
+    ("POST", "/infill"): _completion("infill"),
     ("POST", "/v1/embeddings"): _embeddings,
+    ("POST", "/v1/rerank"): _rerank,
 }
 
 
