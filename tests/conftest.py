@@ -6,6 +6,7 @@ The real engine and the model come from the outer home (``make engine`` put them
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -22,13 +23,23 @@ import httpx2
 import psutil
 import pytest
 
-from supervisor import engine, ledger, paths, preset, store
+from supervisor import engine, ledger, paths, preset, rundir, store
 from supervisor.errors import Error
 from tests import fakes
 from tests.fakes import gguf
 
 WAIT_S = 60.0
 """Bound on every wait for an event. Generous: the machine may be busy; nothing waits that long when all is well."""
+
+
+LONGEST = ("test_proxy", "test_assembly", "test_commands", "test_rounds", "test_pack", "test_front_door", "test_fetch")
+"""Files that take longest, longest first: where two workers share the suite, neither begins one when the other is done."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first."""
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
 def until(told: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
@@ -57,6 +68,13 @@ class Box:
     def env(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("LLMCTL_")}
         return kept | {"LLMCTL_HOME": str(self.root), "LLMCTL_ENGINE": str(self.engine)}
+
+    def preset(self, name: str, **options: Any) -> None:
+        """Write a preset of the user's for the same model file; JSON is YAML."""
+        self.home.presets.mkdir(parents=True, exist_ok=True)
+        words = {name: {True: "on", False: "off"}[value] if isinstance(value, bool) else value for name, value in options.items()}
+        chosen = {"model": {"path": str(self.model)}, "context": 2048, **words}
+        (self.home.presets / f"{name}.yaml").write_text(json.dumps(chosen))
 
     def llmctl(self, *words: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
@@ -128,7 +146,9 @@ class Box:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        self.llmctl("down", "--now")
+        if rundir.read(self.home.run) is not None:  # a detached one runs still
+            self.llmctl("down", "--now")
+        rundir.clear(self.home.run)  # as `down` does where nothing runs
         assert self.left_behind() == []
 
     def left_behind(self) -> list[str]:
@@ -153,6 +173,17 @@ class Client:
     @property
     def http(self) -> httpx2.Client:
         return httpx2.Client(base_url=self.address, timeout=WAIT_S)
+
+    @property
+    def admin(self) -> httpx2.Client:
+        """With the admin right of this start."""
+        token = json.loads((self.box.home.run / "instance.json").read_text())["token"]
+        return httpx2.Client(base_url=self.address, timeout=WAIT_S, headers={"Authorization": f"Bearer {token}"})
+
+    def presets(self) -> dict[str, dict[str, Any]]:
+        """What ``status`` says of each preset, by name."""
+        with self.admin as http:
+            return {each["name"]: each for each in http.get("/llmctl/status").json()["presets"]}
 
     def child_pid(self) -> int:
         """The pid of the one child."""
@@ -183,7 +214,10 @@ def real_engine(outer_home: paths.Home) -> engine.Engine:
 def tiny_model(outer_home: paths.Home) -> Path:
     """The model of ``tiny``, fetched once."""
     chosen = preset.load("tiny", outer_home)
-    return store.pull(outer_home, chosen.model, lambda *_: None)
+    outer_home.cache.mkdir(parents=True, exist_ok=True)
+    with (outer_home.cache / "tests.lock").open("a") as lock:  # two workers may want it at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return store.pull(outer_home, chosen.model, lambda *_: None)
 
 
 def _fake_boxes(folder: Path) -> Iterator[Callable[..., Box]]:

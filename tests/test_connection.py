@@ -267,10 +267,10 @@ def test_the_second_head_of_a_connection_has_a_time_too(monkeypatch: pytest.Monk
 
 
 def test_neither_a_slow_answer_nor_an_idle_connection_runs_out_of_head_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_S", 0.1)
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.4)
         await answer(scope, receive, send)
 
     async def story(connect: Callable[[], Client], door: Door) -> None:
@@ -278,14 +278,14 @@ def test_neither_a_slow_answer_nor_an_idle_connection_runs_out_of_head_time(monk
         for _ in range(2):
             await client.send(GET)
             assert (await client.until(b"hello")).startswith(b"HTTP/1.1 200")
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.4)
 
     serve(slow, story)
 
 
 def test_the_rest_of_a_body_that_was_refused_early_is_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate answers before the body is here. What still comes of it must not start the clock of a head that nobody sends."""
-    monkeypatch.setattr(connection, "HEAD_S", 0.1)
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 415, "headers": [(b"content-length", b"2")]})
@@ -297,7 +297,7 @@ def test_the_rest_of_a_body_that_was_refused_early_is_no_head(monkeypatch: pytes
             await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
             assert (await client.until(b"\r\n\r\nno")).startswith(b"HTTP/1.1 415")
             await client.send(b"body")
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.4)
         assert client.got == b""
 
     serve(refuse, story)

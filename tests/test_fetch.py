@@ -17,6 +17,7 @@ import pytest
 from supervisor import phantom
 from supervisor.engine import Engine
 from supervisor.errors import Exit
+from tests import console
 from tests.conftest import WAIT_S, Box
 from tests.fakes import gguf
 from tests.fakes.hub import Site, serve
@@ -70,6 +71,11 @@ def write(box: Box, model: bytes, **more: str) -> Path:
     return folder / "small.yaml"
 
 
+def here(box: Box) -> dict[str, str]:
+    """The box's variables, for a command that needs no process of its own."""
+    return {"LLMCTL_HOME": str(box.root), "LLMCTL_ENGINE": str(box.engine)}
+
+
 def ask(address: str) -> dict[str, Any]:
     messages = [{"role": "system", "content": SYSTEM.strip()}, {"role": "user", "content": "Which book?"}]
     body = {"model": "small", "max_tokens": 8, "messages": messages}
@@ -80,7 +86,7 @@ def ask(address: str) -> dict[str, Any]:
 
 def test_one_command_from_the_hub_to_an_answer(box: Box, site: Site, model: bytes) -> None:
     write(box, model)
-    assert "isn't known here" in box.llmctl("plan", "small").stderr
+    assert "isn't known here" in console.llmctl(here(box), "plan", "small").stderr
     planned = json.loads(box.llmctl("plan", "small", "--online", "--json").stdout)
     assert planned["device"]["terms"]["draft"] > 0
     assert not list(box.home.models.rglob("*.gguf"))  # a header, not the file
@@ -99,17 +105,17 @@ def test_one_command_from_the_hub_to_an_answer(box: Box, site: Site, model: byte
     for place in ("device", "host"):
         for term, seen in memory["allocated_mib"][place].items():
             assert memory["planned_mib"][place][term] == pytest.approx(seen, abs=0.02), term
-    shown = box.llmctl("status").stdout
+    shown = console.llmctl(here(box), "status").stdout
     assert "draft" in shown
     assert "+0.0" in shown
     assert box.llmctl("down").returncode == 0
-    again = json.loads(box.llmctl("plan", "small", "--json").stdout)
+    again = json.loads(console.llmctl(here(box), "plan", "small", "--json").stdout)
     assert "the memory is what the engine allocated before, with the same flags" in again["reasons"]
 
 
 def test_the_file_of_the_other_repository_is_refused_before_a_start(box: Box, model: bytes) -> None:
     write(box, model, mtp="no")
-    done = box.llmctl("up", "small", "--port", "0", "--detach")
+    done = console.llmctl(here(box), "up", "small", "--port", "0", "--detach")
     assert done.returncode == Exit.CONFIG  # speculative: mtp on a file that has no head, by the preset's own word
     (box.home.presets / "small.yaml").write_text(
         (box.home.presets / "small.yaml").read_text().replace("speculative: mtp", "speculative: off")

@@ -391,11 +391,12 @@ def test_fuzz(tmp_path: Path) -> None:
     seeds = [(seed, headers.read(Memory(seed)).data_offset if b"split" not in seed else 300) for seed in _seeds(tmp_path)]
     outcomes = {"header": 0, "error": 0}
     highest = 0
-    for _ in range(4000):
+    for number in range(4000):
         seed, header_bytes = dice.choice(seeds)
         data = _mutated(dice, seed, header_bytes)
         source = Memory(data) if dice.randrange(4) else Memory(data, size=len(data) + (1 << 40))
-        tracemalloc.start()
+        if number % 4 == 0:  # it makes reading four times as slow
+            tracemalloc.start()
         try:
             header = headers.read(source)
         except Error as error:
@@ -406,7 +407,7 @@ def test_fuzz(tmp_path: Path) -> None:
             assert all(each.bytes > 0 and math.prod(each.shape) > 0 for each in header.tensors)
             assert set(headers.expand(headers.condense(header)).tensors) == set(header.tensors)
         finally:
-            highest = max(highest, tracemalloc.get_traced_memory()[1])
+            highest = max(highest, tracemalloc.get_traced_memory()[1])  # 0 where it isn't traced
             tracemalloc.stop()
         assert source.read_bytes <= LIMIT_BYTES + 24
         assert source.size != len(data) or source.read_bytes <= len(data) + 24

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +13,15 @@ import pytest
 from supervisor import hardware, order, phantom
 from supervisor.errors import Error, Exit
 from supervisor.order import Order
+from tests import console
 from tests.fakes import gguf
 from tests.plans import NOWHERE
 
 
 def llmctl(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command in an empty home, with no engine; any attempt to reach the network fails at once."""
-    env = {
-        "PATH": os.environ["PATH"],
-        "LLMCTL_HOME": str(home),
-        "HTTPS_PROXY": "http://127.0.0.1:9",
-        "HTTP_PROXY": "http://127.0.0.1:9",
-    }
-    return subprocess.run([sys.executable, "-m", "supervisor", *words], env=env, text=True, capture_output=True, check=False)
+    nowhere = "http://127.0.0.1:9"
+    return console.llmctl({"LLMCTL_HOME": str(home), "HTTPS_PROXY": nowhere, "HTTP_PROXY": nowhere}, *words)
 
 
 def plan(home: Path, *words: str) -> dict[str, Any]:
@@ -195,8 +189,6 @@ def test_a_broken_build_is_refused_by_a_plan_too(tmp_path: Path) -> None:
     server = tmp_path / "llama-server"
     server.write_text("#!/bin/sh\necho 'version: 0.5.0 (build 10745, commit abcdef123)' >&2\n")
     server.chmod(0o755)
-    env = {"PATH": os.environ["PATH"], "LLMCTL_HOME": str(tmp_path / "home"), "LLMCTL_ENGINE": str(server)}
-    words = [sys.executable, "-m", "supervisor", "plan", "tiny"]
-    done = subprocess.run(words, env=env, text=True, capture_output=True, check=False)
+    done = console.llmctl({"LLMCTL_HOME": str(tmp_path / "home"), "LLMCTL_ENGINE": str(server)}, "plan", "tiny")
     assert done.returncode == Exit.ENGINE
     assert done.stderr.startswith(f"error: llama.cpp b10745 at {server} must not be used: ")

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from supervisor import engine, pack, paths, recipe, trial
 from supervisor.commands.pack import command
@@ -157,13 +157,36 @@ def make(folder: Path, small: Recipe, **more: Any) -> pack.Bundle:
     return pack.make(home, folder, **chosen)
 
 
+def by_command(folder: Path, small: Recipe, *words: str) -> Result:
+    """``llmctl pack FOLDER`` of the toy."""
+    source = folder.parent / "llama.cpp"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMCTL_HOME", str(folder.parent / "home"))
+        patch.setattr("supervisor.recipe.load", lambda: small)
+        words = (str(folder), "--python", HERE, "--source", str(source if source.exists() else tree(source)), *words)
+        return CliRunner().invoke(command, words)
+
+
+def lighten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wheel and no tools, where it doesn't matter what is packed: pip is run once instead of three times."""
+    monkeypatch.setattr(pack, "requirements", lambda: ("click",))
+    monkeypatch.setattr(pack, "_pack_tools", lambda *_: None)
+
+
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, shelf: Path, small: Recipe) -> Path:
-    """A whole bundle of the toy."""
+def packed(tmp_path_factory: pytest.TempPathFactory, shelf: Path, small: Recipe) -> tuple[Path, Result]:
+    """A whole bundle of the toy, and what the command said."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(shelf)), ("PIP_CONFIG_FILE", os.devnull)):
             patch.setenv(name, value)
-        return make(tmp_path_factory.mktemp("made") / "bundle", small).folder
+        folder = tmp_path_factory.mktemp("made") / "bundle"
+        return folder, by_command(folder, small, "--json")
+
+
+@pytest.fixture
+def bundle(packed: tuple[Path, Result]) -> Path:
+    """A whole bundle of the toy."""
+    return packed[0]
 
 
 # What is in it
@@ -298,10 +321,11 @@ def test_no_registry(tmp_path: Path, small: Recipe, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_bundle_over_the_limit_names_its_largest_parts(tmp_path: Path, small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack, "LIMIT_BYTES", 1 << 20)
+    lighten(monkeypatch)
+    monkeypatch.setattr(pack, "LIMIT_BYTES", 1 << 15)
     error = refusal(tmp_path / "bundle", small)
     assert error.exit == Exit.USAGE
-    assert re.search(r"would have [\d.]+ MiB, 1.0 MiB is the limit \(wheels [\d.]+ MiB, ", error.message)
+    assert re.search(r"would have [\d.]+ KiB, 32.0 KiB is the limit \(wheels [\d.]+ KiB, ", error.message)
 
 
 def test_a_full_disk(tmp_path: Path, small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,18 +341,16 @@ def test_a_tree_that_is_no_llama_cpp(tmp_path: Path, small: Recipe) -> None:
     assert "has no CMakeLists.txt" in refusal(tmp_path / "bundle", small, source_dir=tmp_path / "none").message
 
 
-def test_the_command(tmp_path: Path, small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMCTL_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("supervisor.recipe.load", lambda: small)
-    words = [str(tmp_path / "bundle"), "--python", HERE, "--source", str(tree(tmp_path / "llama.cpp"))]
-    done = CliRunner().invoke(command, [*words, "--json"])
+def test_the_command(packed: tuple[Path, Result], tmp_path: Path, small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, done = packed
     told = json.loads(done.stdout)
     assert told["bytes"] == sum(told["parts"].values())
-    assert (told["folder"], told["pythons"]) == (words[0], [HERE])
-    again = CliRunner().invoke(command, words)
+    assert told["bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert (told["folder"], told["pythons"]) == (str(folder), [HERE])
+    again = by_command(folder, small)
     assert isinstance(again.exception, Error)
-    shutil.rmtree(words[0])
-    assert "there: sh bundle/run.sh" in CliRunner().invoke(command, words).stdout
+    lighten(monkeypatch)
+    assert "there: sh bundle/run.sh" in by_command(tmp_path / "bundle", small).stdout
 
 
 # On the box

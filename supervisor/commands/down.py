@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from supervisor import paths, render, rundir, serve
+from supervisor import paths, render, rundir
 from supervisor.errors import Error, Exit
 from supervisor.rundir import Process
 
@@ -30,6 +30,8 @@ def command(now: bool, as_json: bool) -> None:
         said = "nothing runs; cleared what a killed llmctl had left" if swept else "nothing runs"
         render.as_json({"stopped": False, "cleared": swept}) if as_json else render.say(said)
         return
+    from supervisor import serve  # a web server: only where there is one to wait for
+
     running.process.signal(signal.SIGTERM)
     if not _gone(running.process, STOP_S + (0 if now else serve.DRAIN_S), press=now):
         running.process.signal(signal.SIGKILL)
