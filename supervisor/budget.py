@@ -46,6 +46,11 @@ class Budget:
         """Whether the model goes to a card."""
         return self.card is not None
 
+    def changed(self, device_bytes: int, host_bytes: int) -> Budget:
+        """The budget with so many bytes more; negative ones are taken by somebody else."""
+        device, host = max(0, self.free_bytes + device_bytes), max(0, self.host_free_bytes + host_bytes)
+        return replace(self, free_bytes=device, host_free_bytes=host) if device_bytes or host_bytes else self
+
     def __repr__(self) -> str:
         return f"<Budget {self.device} {self.free_bytes // MIB} MiB, host {self.host_free_bytes // MIB} MiB, {self.source}>"
 

@@ -20,7 +20,7 @@ from typing import Final
 from supervisor import launcher
 from supervisor.argv import SOCKET
 from supervisor.errors import Error, Exit
-from supervisor.units import MIB
+from supervisor.units import KIB, MIB
 
 TERM_S: Final = 5.0
 """After the first SIGTERM. llama-server with its connections closed was seen to need 26-54 ms, on busy cores seconds."""
@@ -96,6 +96,14 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
+    def anonymous_bytes(self) -> int:
+        """Memory of its own that it holds now (RssAnon); a mapped file's pages are the page cache's. 0 when it is gone."""
+        return _status_bytes(self.pid, "RssAnon:")
+
+    def read_bytes(self) -> int:
+        """How much of its files it has read or mapped in since its start: how far a load is. 0 when it is gone."""
+        return max(_status_bytes(self.pid, "RssFile:"), _read_bytes(self.pid))
+
     def log_tail(self) -> str:
         """The last 16 KiB of what it wrote since this start."""
         return tail(self.log)
@@ -149,6 +157,22 @@ def tail(log: Path, most_bytes: int = TAIL_BYTES) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def _status_bytes(pid: int, name: str) -> int:
+    """A size of /proc/PID/status, which are in kB (man 5 proc)."""
+    return next((int(line.split()[1]) * KIB for line in _proc(pid, "status") if line.startswith(name)), 0)
+
+
+def _read_bytes(pid: int) -> int:
+    return next((int(line.split()[1]) for line in _proc(pid, "io") if line.startswith("rchar:")), 0)
+
+
+def _proc(pid: int, file: str) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []
 
 
 def _cannot(name: str, exc: OSError) -> Error:

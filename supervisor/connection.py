@@ -58,6 +58,8 @@ class Connection(HttpToolsProtocol):
         """The client has left."""
         self.was_cut = False
         """llmctl has ended its request."""
+        self._stalled: tuple[float, int] | None = None
+        """While the client's buffer is full: when it took something last, and the bytes that waited then."""
         self._task: asyncio.Task[None] | None = None
         self._unsent_head = b""
         self._head_bytes = self._unparsed_bytes = 0
@@ -92,8 +94,8 @@ class Connection(HttpToolsProtocol):
         if self.cycle.more_body:
             self.cycle.keep_alive = False
 
-    def begin_chunked(self, headers: Iterable[tuple[bytes, bytes]], source: Source) -> None:
-        """Begin a reply of status 200 without a length, fed by ``source``.
+    def begin_chunked(self, headers: Iterable[tuple[bytes, bytes]], source: Source | None = None) -> None:
+        """Begin a reply of status 200 without a length, fed by ``source``, which may be known later (:meth:`feed_from`).
 
         Its head goes out with the first chunk, or with :meth:`flush_head`. The end goes through ASGI's ``send`` again, an empty body; a
         reply that may not end well just returns.
@@ -105,9 +107,29 @@ class Connection(HttpToolsProtocol):
         if not cycle.keep_alive:
             lines.append(b"connection: close\r\n")
         self._unsent_head = b"".join((STATUS_LINE[200], *lines, b"transfer-encoding: chunked\r\n\r\n"))
+        if source is not None:
+            self.feed_from(source)
+
+    def feed_from(self, source: Source) -> None:
+        """From here on ``source`` feeds the reply, and is told to wait while the client can't take more."""
         self.source = source
         if self.flow.write_paused:
             source.pause()
+
+    def stalled_s(self, now_s: float) -> float:
+        """For how long the client has taken no byte although some wait for it; a buffer that isn't full counts as taken."""
+        if self._stalled is None:
+            return 0.0
+        since_s, waited = self._stalled
+        waits = self.transport.get_write_buffer_size()
+        if waits < waited:
+            since_s = now_s
+        self._stalled = since_s, waits
+        return now_s - since_s
+
+    def give_up(self) -> None:
+        """Close at once: who doesn't read can't be told why."""
+        self.transport.abort()
 
     def flush_head(self) -> None:
         """Send the head that waits for its first chunk, if it still does."""
@@ -179,12 +201,14 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client's buffer is full."""
         super().pause_writing()
+        self._stalled = self.loop.time(), self.transport.get_write_buffer_size()
         if self.source is not None:
             self.source.pause()
 
     def resume_writing(self) -> None:
         """It has room again."""
         super().resume_writing()
+        self._stalled = None
         if self.source is not None:
             self.source.resume()
 

@@ -1,27 +1,37 @@
-"""llmctl's own routes: is it well, what can it serve, what runs. They read state for display and change nothing."""
+"""llmctl's own routes: is it well, what can it serve, what runs, and what is to run. They name presets, never a path or a flag."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import json
 import os
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from supervisor import __version__
-from supervisor.arbiter import Arbiter, Ward
+from supervisor import __version__, openapi, routing, sse
+from supervisor.arbiter import Arbiter
 from supervisor.errors import Error, Exit
 from supervisor.ledger import Ledger
 from supervisor.lifecycle import State
+from supervisor.preset import Preset
 from supervisor.reply import envelope
-from supervisor.units import MIB
+from supervisor.units import KIB, MIB
+from supervisor.ward import Ward
+
+EVENTS_KEPT: Final = 256
+"""For a reader of events that doesn't keep up; then the oldest are left out."""
+BEAT_S: Final = 15.0
+"""A comment as often as this while nothing happens, so that a reader's leaving is noticed."""
+BODY_LIMIT: Final = 4 * KIB
 
 
 class Control:
-    """The handlers. ``token`` is the run folder's, so that only its owner reads ``/llmctl/…``."""
+    """The routes' functions. ``token`` is the run folder's, so that only its owner uses ``/llmctl/…``."""
 
     def __init__(self, arbiter: Arbiter, ledger: Ledger, *, engine: str, address: str, token: str) -> None:
         self._arbiter = arbiter
@@ -32,38 +42,54 @@ class Control:
         self._since = int(time.time())
 
     async def health(self, _: Request) -> Response:
-        """200 when every preset can answer, else 503 and the states."""
-        states = {name: ward.state.value for name, ward in self._arbiter.wards.items()}
-        well = all(ward.state is State.READY for ward in self._arbiter.wards.values())
-        return JSONResponse({"status": "ok" if well else "unavailable", "presets": states}, 200 if well else 503)
+        """200 when what ``up`` was given can answer or be started, else 503 and the states."""
+        wards = self._arbiter.wards.values()
+        states = {ward.name: ward.state.value for ward in wards}
+        sick = any(ward.state in (State.FAILED, State.BACKOFF) or (ward.ordered and ward.ready_s is None) for ward in wards)
+        return JSONResponse({"status": "unavailable" if sick else "ok", "presets": states}, 503 if sick else 200)
 
     async def models(self, _: Request) -> Response:
-        """OpenAI's list, with what a client wants to know before it sends a prompt."""
-        return JSONResponse({"object": "list", "data": [self._model(ward) for ward in self._arbiter.wards.values()]})
+        """OpenAI's list: what can be asked for here without a download."""
+        await asyncio.to_thread(self._arbiter.catalog.refresh)
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self._servable()]})
 
-    def _model(self, ward: Ward) -> dict[str, Any]:
-        preset = ward.launch.preset
+    async def model(self, request: Request) -> Response:
+        """One of them, by its name or an alias."""
+        asked = request.path_params["model"]
+        await asyncio.to_thread(self._arbiter.catalog.refresh)
+        found = next((name for name, each in self._servable().items() if asked == name or asked in each.aliases), None)
+        if found is None:
+            return _error(routing.unknown(asked, list(self._servable().values())), request)
+        return JSONResponse(self._model(found))
+
+    def _servable(self) -> dict[str, Preset]:
+        presets = self._arbiter.catalog.presets
+        return {name: preset for name, preset in presets.items() if self._arbiter.catalog.here(name)}
+
+    def _model(self, name: str) -> dict[str, Any]:
+        ward = self._arbiter.wards.get(name)
+        preset = ward.preset if ward else self._arbiter.catalog.presets[name]
+        context = (ward.slot_context if ward else None) or preset.slot_context
         return {
-            "id": ward.name,
+            "id": name,
             "object": "model",
             "created": self._since,
             "owned_by": "llmctl",
-            "state": ward.state.value,
-            "meta": {"about": preset.about, "file": preset.model.file, "n_ctx": ward.slot_context, "slots": preset.slots},
+            "state": (ward.state if ward else State.STOPPED).value,
+            "meta": {
+                "about": preset.about,
+                "kind": preset.kind,
+                "aliases": list(preset.aliases),
+                "file": preset.model.file,
+                "n_ctx": context,
+                "slots": preset.slots,
+                "max_tokens": preset.most_tokens,
+            },
         }
 
     async def status(self, request: Request) -> Response:
         """What ``llmctl status --json`` prints."""
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._token.encode()):
-            error = Error(
-                "this route needs the admin right of this start",
-                exit=Exit.USAGE,
-                hint="llmctl status",
-                status=401,
-                code="invalid_api_key",
-            )
-            return JSONResponse(envelope(error), error.status)
+        self._let_in(request)
         return JSONResponse(
             {
                 "address": self._address,
@@ -75,29 +101,133 @@ class Control:
             }
         )
 
+    async def openapi(self, request: Request) -> Response:
+        """The description of these routes."""
+        self._let_in(request)
+        return JSONResponse(openapi.describe(self._address))
+
+    async def events(self, request: Request) -> Response:
+        """Changes of state and the progress of loads as server-sent events; the present states first."""
+        self._let_in(request)
+        waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(EVENTS_KEPT)
+
+        def take(said: dict[str, Any]) -> None:
+            if waiting.full():
+                waiting.get_nowait()
+            waiting.put_nowait(said)
+
+        async def stream() -> AsyncIterator[bytes]:
+            self._arbiter.listeners.add(take)
+            try:
+                for ward in self._arbiter.wards.values():
+                    take(ward.said())
+                while True:
+                    try:
+                        async with asyncio.timeout(BEAT_S):
+                            said = await waiting.get()
+                    except TimeoutError:
+                        yield sse.comment()
+                    else:
+                        yield sse.event(said)
+            finally:
+                self._arbiter.listeners.discard(take)
+
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream", headers=headers)  # else it would end with the client only
+        return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
+
+    async def switch(self, request: Request) -> Response:
+        """Have this preset up in the place of those that were ordered before: 202, and events say how it goes."""
+        ward = await self._named(request)
+        self._arbiter.want(ward.name)
+        return JSONResponse({"preset": ward.name, "state": ward.state.value}, 202)
+
+    async def unload(self, request: Request) -> Response:
+        """Stop this preset's child when what it has in work has ended: 202. The next request starts it again."""
+        ward = await self._named(request)
+        self._arbiter.unload(ward)
+        return JSONResponse({"preset": ward.name, "state": ward.state.value}, 202)
+
+    async def _named(self, request: Request) -> Ward:
+        """The ward of the preset in the body: ``{"preset": NAME}``. Raises :class:`Error`."""
+        self._let_in(request)
+        name = _preset_in(await _body(request))
+        catalog = self._arbiter.catalog
+        if name not in catalog.presets:
+            await asyncio.to_thread(catalog.refresh)
+        if name not in catalog.presets:
+            raise routing.unknown(name, list(catalog.presets.values()))
+        return self._arbiter.ward(name)
+
+    def _let_in(self, request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            raise Error(
+                "this route needs the admin right of this start",
+                exit=Exit.USAGE,
+                hint="llmctl status",
+                status=401,
+                code="invalid_api_key",
+            )
+
+
+async def _body(request: Request) -> bytes:
+    held = b""
+    async for part in request.stream():
+        held += part
+        if len(held) > BODY_LIMIT:
+            raise Error(f"this body may have {BODY_LIMIT} bytes", exit=Exit.USAGE, status=413, code="body_too_large")
+    return held
+
+
+def _preset_in(body: bytes) -> str:
+    try:
+        found = json.loads(body)["preset"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        found = None
+    if not isinstance(found, str):
+        raise Error(
+            "the body names no preset",
+            exit=Exit.USAGE,
+            hint='{"preset": "tiny"}',
+            status=400,
+            code="invalid_request_error",
+        )
+    return found
+
+
+def _error(error: Error, request: Request) -> JSONResponse:
+    return JSONResponse(envelope(error, request.url.path), error.status)
+
 
 def describe(ward: Ward) -> dict[str, Any]:
     """One preset as ``status --json`` shows it; scripts rely on these names (spec §3)."""
+    admission = ward.line.admission
     return {
         "name": ward.name,
         "state": ward.state.value,
         "pid": ward.child.pid if ward.child else None,
-        "slots": {"busy": ward.admission.busy, "total": ward.admission.places},
-        "waiting": ward.admission.waiting,
+        "slots": {"busy": admission.busy, "total": admission.places},
+        "waiting": admission.waiting,
         "restarts": ward.restarts,
-        "cause": ward.cause.text if ward.cause else None,
+        "cause": ward.why,
+        "loaded": ward.loaded if ward.state is State.STARTING else None,
+        "pinned": ward.preset.pin,
         "memory": _memory(ward),
     }
 
 
-def _memory(ward: Ward) -> dict[str, Any]:
+def _memory(ward: Ward) -> dict[str, Any] | None:
     """MiB a term: what the plan said, and what the engine said at its last start, None for what its log doesn't name."""
-    planned, seen = ward.launch.plan.predicted, ward.allocated
+    if ward.launch is None:
+        return None
+    plan, seen = ward.launch.plan, ward.allocated
     return {
-        "device": ward.launch.plan.budget.device,
-        "planned_mib": {"device": _mib(planned.device), "host": _mib(planned.host)},
+        "device": plan.budget.device,
+        "planned_mib": {"device": _mib(plan.predicted.device), "host": _mib(plan.predicted.host)},
         "allocated_mib": {"device": _mib(seen.device), "host": _mib(seen.host)} if seen else None,
-        "given_up": list(ward.launch.plan.given_up),
+        "given_up": list(plan.given_up),
     }
 
 

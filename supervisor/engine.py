@@ -209,16 +209,28 @@ def chosen(home: paths.Home, env: Mapping[str, str] = os.environ) -> bool:
 
 
 def external(server: Path) -> Engine:
-    """An engine that we did not build, read from its ``--version``."""
+    """An engine that we did not build, read from its ``--version``, which is asked once per file and process: each start plans anew."""
     if not os.access(server, os.X_OK) or server.is_dir():
         what = "is not executable" if server.exists() else "does not exist"
         raise Error(f"the engine {server} {what}", exit=Exit.ENGINE, hint="LLMCTL_ENGINE=/path/to/llama-server, or unset it")
+    version = _version(server, _identity(server))
+    return _checked(Engine(server, EXTERNAL, EXTERNAL, version.build, version.commit))
+
+
+@functools.cache
+def _version(server: Path, identity: tuple[int, ...]) -> Version:
     said = ask(server, "--version")
     version = parse_version(said)
     if version is None:
         first = said.strip().splitlines()[0] if said.strip() else "nothing"
         raise Error(f"{server} is not a llama-server: --version says {first!r}", exit=Exit.ENGINE, hint="unset LLMCTL_ENGINE")
-    return _checked(Engine(server, EXTERNAL, EXTERNAL, version.build, version.commit))
+    return version
+
+
+def _identity(server: Path) -> tuple[int, ...]:
+    """What changes when the file does."""
+    stat = server.stat()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def read(folder: Path) -> Engine:
@@ -310,8 +322,7 @@ def remove(home: paths.Home, key: str) -> Engine:
 
 def capabilities(engine: Engine) -> Flags:
     """Every flag, short and long, that this server takes; asked once per file and process."""
-    stat = engine.server.stat()
-    return _capabilities(engine.server, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return _capabilities(engine.server, _identity(engine.server))
 
 
 @functools.cache

@@ -24,8 +24,10 @@ from supervisor.meter import Reading
 
 log = logging.getLogger("llmctl.ledger")
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Kept in ``PRAGMA user_version``."""
+_STEPS: Final = {2: "ALTER TABLE requests ADD COLUMN dropped_turns INTEGER"}
+"""What makes an older file one of each schema."""
 PAGE_CACHE_KIB: Final = 256
 """Of SQLite's writer. It appends and touches the last pages again; the default 2,000 KiB fill up over the first 20,000 records and stay."""
 BATCH_S: Final = 0.05
@@ -56,12 +58,14 @@ CREATE TABLE IF NOT EXISTS requests (
     draft_tokens INTEGER,
     draft_accepted INTEGER,
     finish_reason TEXT,
-    bytes INTEGER
+    bytes INTEGER,
+    dropped_turns INTEGER
 )"""
 _OPEN: Final = "INSERT INTO requests (id, opened_at, preset, route, stream, status) VALUES (?, ?, ?, ?, ?, 'open')"
 _CLOSE: Final = """
 UPDATE requests SET closed_at = ?, status = ?, attempts = ?, prompt_tokens = ?, cached_tokens = ?, completion_tokens = ?, counted = ?,
-    prefill_tps = ?, decode_tps = ?, draft_tokens = ?, draft_accepted = ?, finish_reason = ?, bytes = ?
+    prefill_tps = ?, decode_tps = ?, draft_tokens = ?, draft_accepted = ?, finish_reason = ?, bytes = ?,
+    dropped_turns = ?
 WHERE id = ? AND status = 'open'"""
 _SUMS: Final = """
 SELECT NULL AS key, preset, COUNT(*) AS requests, SUM(prompt_tokens) AS prompt_tokens, SUM(cached_tokens) AS cached_tokens,
@@ -82,6 +86,8 @@ class Row:
     id: str
     status: Status = "error"
     attempts: int = 0
+    dropped_turns: int | None = None
+    """Turns of a dialogue that were left out because it was too long."""
 
 
 class Ledger:
@@ -114,7 +120,8 @@ class Ledger:
     def close(self, row: Row, measure: Callable[[], Reading] = Reading) -> None:
         """Close a row with what its owner set and ``measure`` says; the writer's thread calls that. A second call changes nothing."""
         known = (time.time(), row.status, row.attempts)
-        self.soon(self._changes.put, (_CLOSE, lambda: (*known, *_measured(row.id, measure), row.id)))
+        dropped = row.dropped_turns
+        self.soon(self._changes.put, (_CLOSE, lambda: (*known, *_measured(row.id, measure), dropped, row.id)))
 
     def shut(self) -> None:
         """Write what is left and end the thread; what the disk doesn't take now is lost."""
@@ -195,9 +202,14 @@ def _prepare(connection: sqlite3.Connection) -> None:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version > SCHEMA:
         raise sqlite3.DatabaseError(f"it was written by a newer llmctl (schema {version}, this one knows {SCHEMA})")
+    connection.execute("BEGIN IMMEDIATE")  # all of it or nothing: a kill in between mustn't leave a step that can't be done again
+    if version:
+        for step in range(version + 1, SCHEMA + 1):
+            connection.execute(_STEPS[step])
     connection.execute(_CREATE)
     connection.execute(f"PRAGMA user_version = {SCHEMA}")
     connection.execute("UPDATE requests SET status = 'interrupted', closed_at = ? WHERE status = 'open'", (time.time(),))
+    connection.execute("COMMIT")
 
 
 def records(path: Path, limit: int) -> Iterator[dict[str, Any]]:

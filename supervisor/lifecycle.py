@@ -1,7 +1,8 @@
 """What a child's state may become, why a child ended, and when to try again. Pure: time is an argument.
 
 The table below is the whole truth about states: nothing else assigns one, and an event that a state doesn't know raises. What is
-*wanted* is not a state: a child that exits while STOPPING goes to STOPPED, one that exits while READY is started again.
+*wanted* is not a state, and it has an :class:`Owner`: a child that exits while STOPPING goes to STOPPED, one that exits while READY is
+started again, one that exits while DRAINING is not.
 
 A start that served nothing spends the restart budget; :class:`Restarts` says how long to wait and when to give up. A deliberate
 stop neither waits nor spends.
@@ -21,6 +22,7 @@ class State(Enum):
     STOPPED = "stopped"
     STARTING = "starting"
     READY = "ready"
+    DRAINING = "draining"
     BACKOFF = "backoff"
     FAILED = "failed"
     STOPPING = "stopping"
@@ -37,6 +39,8 @@ class Event(Enum):
     EXITED_PERMANENT = "exited_permanent"
     DELAY_ELAPSED = "delay_elapsed"
     BUDGET_SPENT = "budget_spent"
+    DRAIN = "drain"
+    RESUME = "resume"
     STOP = "stop"
     GONE = "gone"
 
@@ -54,6 +58,14 @@ TRANSITIONS: Final[dict[State, dict[Event, State]]] = {
         Event.EXITED_WELL: State.STARTING,  # it had run long enough: no waiting
         Event.EXITED_TRANSIENT: State.BACKOFF,
         Event.EXITED_PERMANENT: State.FAILED,
+        Event.DRAIN: State.DRAINING,  # no new request: it is to be stopped when those in work have ended
+        Event.STOP: State.STOPPING,
+    },
+    State.DRAINING: {
+        Event.RESUME: State.READY,  # nobody wants its memory any more
+        Event.EXITED_WELL: State.STOPPED,  # it was to go anyway
+        Event.EXITED_TRANSIENT: State.STOPPED,
+        Event.EXITED_PERMANENT: State.FAILED,
         Event.STOP: State.STOPPING,
     },
     State.BACKOFF: {
@@ -64,6 +76,15 @@ TRANSITIONS: Final[dict[State, dict[Event, State]]] = {
     State.FAILED: {Event.START: State.STARTING, Event.STOP: State.STOPPED},
     State.STOPPING: {Event.GONE: State.STOPPED},
 }
+
+
+class Owner(Enum):
+    """Who wants a child up."""
+
+    USER = "user"
+    """By ``llmctl up`` or ``llmctl switch``."""
+    REQUEST = "request"
+    """By asking for its preset."""
 
 
 def step(state: State, event: Event) -> State:

@@ -19,6 +19,7 @@ from supervisor.errors import Error, Exit
 from supervisor.gguf import Header
 from supervisor.model import Model
 from supervisor.paths import Home
+from supervisor.placement import HOST
 from supervisor.plan import Allocated, Plan
 from supervisor.preset import Preset
 from supervisor.units import Progress
@@ -40,6 +41,8 @@ class Order:
     gpu: str | None = None
     vram: int | None = None
     ram: int | None = None
+    spare: Mapping[str, int] = field(default_factory=dict)
+    """Bytes by pool of memory that it may use beside what is free now; negative ones are taken."""
     online: bool = False
     """Whether a header may be read from the hub."""
     home: Home = field(default_factory=paths.home)
@@ -73,7 +76,9 @@ class Order:
     def budget(self) -> Budget:
         """The memory there is."""
         here = self.preset.device != budget.CPU and not self.elsewhere
-        return budget.make(self.preset.device, hardware.detect(cards=here), gpu=self.gpu, vram=self.vram, ram=self.ram)
+        found = budget.make(self.preset.device, hardware.detect(cards=here), gpu=self.gpu, vram=self.vram, ram=self.ram)
+        host = self.spare.get(HOST, 0)
+        return found.changed(host if self.preset.device == budget.CPU else self.spare.get(self.preset.device, 0), host)
 
     @property
     def elsewhere(self) -> bool:
@@ -119,10 +124,20 @@ class Order:
         found += [word for override in self.overrides for word in ("--set", override)]
         return found + (["--model", str(self.model.absolute())] if self.model else [])
 
+    @property
+    def files(self) -> Mapping[Model, Path]:
+        """The model files that the plan loads; they may not be here yet."""
+        chosen = self.plan.preset
+        return {model: store.path(self.home, model) for model in (chosen.model, chosen.draft_model) if model is not None}
+
     def fetch(self, progress: Progress) -> None:
         """Have the model here and see that it is the one that was planned."""
-        for model in filter(None, (self.plan.preset.model, self.plan.preset.draft_model)):
+        for model in self.files:
             store.pull(self.home, model, progress)
+        self.check()
+
+    def check(self) -> None:
+        """Raise :class:`Error` (exit code 6) when the model's file isn't the one that was planned."""
         check_file(self.plan.preset, headers.local(self.home, self.file), self.file)
 
     def remember(self, seen: Allocation) -> None:

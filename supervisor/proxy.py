@@ -1,4 +1,4 @@
-"""One request from its head to its record: body → ask → place → ready child → forward → release, record.
+"""One request from its head to its record: body → ask → preset → place at a ready child → forward → release, record.
 
 The clean-ups hang on one ``try``, so success, the child's death, a client that leaves while queued and one that leaves
 mid-stream are one path. Leaving is a cancellation: :mod:`~supervisor.connection` cancels the request's task.
@@ -7,72 +7,116 @@ mid-stream are one path. Leaving is a cancellation: :mod:`~supervisor.connection
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
-from supervisor import assemble, reply
-from supervisor.admission import Offer, Ticket
-from supervisor.arbiter import Arbiter, Ward
-from supervisor.ask import Ask, fields
+from supervisor import length, reply, routing
+from supervisor.admission import Ticket
+from supervisor.arbiter import Arbiter
+from supervisor.ask import Ask
 from supervisor.connection import KEY, Connection
 from supervisor.errors import Error, Exit
-from supervisor.ledger import Ledger
+from supervisor.ledger import Ledger, Row
+from supervisor.reply import Reply
+from supervisor.routes import ROUTES, Route
 from supervisor.units import MIB, size
-from supervisor.upstream import Broken
+from supervisor.upstream import Broken, Upstream
+from supervisor.ward import Ward
 
 BODY_LIMIT: Final = 32 * MIB
 """A 256k-token prompt is about 1 MiB; the engine takes 100 MiB."""
 BODY_IDLE_S: Final = 30.0
 """A body of which nothing comes for so long is given up."""
+CLASS_HEADER: Final = b"x-request-class"
+"""``interactive`` or ``batch``; OpenAI's ``"service_tier": "flex"`` is batch, too."""
+DROPPED_HEADER: Final = b"x-llmctl-dropped-turns"
+"""How many turns of a dialogue were left out, on the answer of a preset with ``truncate: oldest``."""
 
 
-KIND_OF: Final = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "chat",
-    "/v1/embeddings": "embedding",
-    "/v1/rerank": "rerank",
-}
-"""The routes that go to a child, and the kind of preset that serves each."""
+@dataclass(frozen=True, slots=True)
+class _Guest:
+    """A request's client in the line of a child."""
+
+    client: Connection
+    answer: Reply
+    comments: bool
+
+    def keep_alive(self) -> None:
+        if self.comments:
+            self.answer.keep_alive()
+
+    def stalled_s(self, now_s: float) -> float:
+        return self.client.stalled_s(now_s)
+
+    def give_up(self) -> None:
+        self.client.give_up()
 
 
 class Proxy:
-    """The generating routes, as an ASGI application."""
+    """The routes that go to a child, as an ASGI application."""
 
     def __init__(self, arbiter: Arbiter, ledger: Ledger) -> None:
         self._arbiter = arbiter
         self._ledger = ledger
-        self._grants: dict[Ticket, asyncio.Future[None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. An :class:`Error` becomes its envelope; none is raised once a reply has begun."""
         client: Connection = scope[KEY]
+        route = ROUTES[scope["path"]]
+        row: Row | None = None
         try:
             body = client.whole_body()
             if body is None:
                 body = await read_body(scope, receive)
-            await self._answer(client, scope["path"], body, send)
+            ask = Ask.parse(body, route)
+            ward = await self._ward(ask, route)
+            ticket = Ticket(ask.cost if route.decodes else 0, _party(scope, client), _is_batch(scope, ask))
+            row = self._ledger.open(ward.name, route.path, stream=ask.streams)
+            answer = reply.choose(route, ask, body)(client, send, row, route)
+            answer.model = ward.name
+            await self._answer(client, answer, ask, body, ward, ticket)
         except Error as error:
-            await reply.refuse(client, send, error)
+            if row is None:
+                self._note(route, "refused")
+            await reply.refuse(client, send, error, route.path)
+        except asyncio.CancelledError:
+            if row is None:
+                self._note(route, "interrupted" if client.was_cut else "cancelled")
+            raise
 
-    async def _answer(self, client: Connection, route: str, body: bytes, send: Send) -> None:
-        ask = Ask.parse(body)
-        ward = self._arbiter.ward(ask.model)
-        self._check_kind(ward, route)
-        row = self._ledger.open(ward.name, route, stream=ask.streams)
-        answer = _choose(ask, body, route)(client, send, row)
-        ticket = Ticket(ask.cost)
+    def _note(self, route: Route, status: str) -> None:
+        """The record of a request that never came as far as a preset."""
+        row = self._ledger.open("", route.path, stream=False)
+        row.status = status  # type: ignore[assignment]
+        self._ledger.close(row)
+
+    async def _ward(self, ask: Ask, route: Route) -> Ward:
+        """The ward of the preset it is for. Raises :class:`Error`: 404 an unknown one, 400 a wrong one, 503 one that can't run."""
+        catalog = self._arbiter.catalog
         try:
-            await self._enter(ward, ticket)
-            upstream = await self._arbiter.ensure_ready(ward)
+            name = routing.resolve(ask.model, route, catalog.presets, catalog.ordered, catalog.here)
+        except Error:
+            await asyncio.to_thread(catalog.refresh)  # a preset may have been written since
+            name = routing.resolve(ask.model, route, catalog.presets, catalog.ordered, catalog.here)
+        ward = self._arbiter.ward(name)
+        self._arbiter.check(ward)
+        return ward
+
+    async def _answer(self, client: Connection, answer: Reply, ask: Ask, body: bytes, ward: Ward, ticket: Ticket) -> None:
+        row, route = answer.row, answer.route
+        try:
+            upstream, body = await self._enter(client, answer, ask, body, ward, ticket)
             row.attempts += 1
-            exchange = upstream.request(route, answer.asked(ask.spliced(body, ward.launch.preset.most_tokens)), answer.begin)
+            asked = answer.asked(ask.spliced(body, ward.preset.most_tokens))
+            exchange = upstream.request(route.path, asked, answer.begin)
             try:
                 await answer.forward(exchange)
             finally:
                 exchange.abort()
         except Broken as exc:
-            row.status = "truncated" if answer.begun else "error"
+            row.status = "truncated" if answer.answered else "error"
             answer.fail(_engine_died(ward.name, str(exc)))
         except asyncio.CancelledError:
             if not client.was_cut:
@@ -81,48 +125,64 @@ class Proxy:
             row.status = "interrupted"
             answer.fail(_stopping())
         except Error as error:
-            row.status = "refused" if error.status in (429, 503) else "error"
-            raise
+            row.status = "refused" if error.status in (400, 429, 503) else "error"
+            answer.fail(error)
         finally:
-            self._leave(ward, ticket)
+            ward.line.leave(ticket, served=row.status == "ok")
             self._ledger.close(row, answer.measure)
 
-    def _check_kind(self, ward: Ward, route: str) -> None:
-        """Raise :class:`Error` (HTTP 400) when the preset is of another kind than the route, naming one that fits."""
-        kind, wanted = ward.launch.preset.kind, KIND_OF[route]
-        if kind == wanted:
-            return
-        fit = next((name for name, other in self._arbiter.wards.items() if other.launch.preset.kind == wanted), None)
+    async def _enter(
+        self, client: Connection, answer: Reply, ask: Ask, body: bytes, ward: Ward, ticket: Ticket
+    ) -> tuple[Upstream, bytes]:
+        """Wait for a place at a ready child; its face, and the body as it may be sent there."""
+        guest = _Guest(client, answer, ward.preset.wait_comments)
+        fits = False
+        if ward.upstream is not None:
+            body, fits = await self._fit(ward.upstream, ward, answer, ask, body), True
+        while True:
+            await ward.line.enter(ticket, guest)
+            if (upstream := ward.upstream) is not None:
+                break
+            ward.line.leave(ticket)  # the child ended in the very turn in which it let us in
+        if not fits:
+            body = await self._fit(upstream, ward, answer, ask, body)
+        return upstream, body
+
+    @staticmethod
+    async def _fit(upstream: Upstream, ward: Ward, answer: Reply, ask: Ask, body: bytes) -> bytes:
+        context = ward.slot_context or ward.preset.slot_context
+        if len(body) <= context:
+            return body
+        body, dropped = await length.fit(upstream, answer.route, ask, body, ward.preset, context)
+        if dropped:
+            answer.row.dropped_turns = dropped
+            answer.headers = (*answer.headers, (DROPPED_HEADER, str(dropped).encode()))
+        return body
+
+
+def _party(scope: Scope, client: Connection) -> str:
+    """Whose turn a request takes: that of the key it comes with, else of its address. Never written anywhere."""
+    for name, value in scope["headers"]:
+        if name in (b"authorization", b"x-api-key"):
+            return f"key {hash(value)}"
+    return client.client[0] if client.client else ""
+
+
+def _is_batch(scope: Scope, ask: Ask) -> bool:
+    """Whether it is of the class that may wait. Raises :class:`Error` (HTTP 400) for a class that there isn't."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    said = next((value.decode("latin-1") for name, value in headers if name == CLASS_HEADER), None)
+    if said is None:
+        return ask.service_tier == "flex"
+    if said not in ("interactive", "batch"):
         raise Error(
-            f"{ward.name} is a preset for {kind}, and {route} wants one for {wanted}",
+            f"X-Request-Class is {said!r}, and there is: interactive, batch",
             exit=Exit.USAGE,
-            hint=f'"model": "{fit}"' if fit else next(path for path, each in KIND_OF.items() if each == kind),
+            hint="X-Request-Class: batch",
             status=400,
-            code="wrong_kind",
+            code="invalid_request_error",
         )
-
-    async def _enter(self, ward: Ward, ticket: Ticket) -> None:
-        """Wait for a place at the child. Raises :class:`Error` (HTTP 429) when the queue is full."""
-        offer = ward.admission.offer(ticket)
-        if offer is Offer.SHED:
-            raise Error(
-                f"{ward.name} has {ward.admission.busy} requests in work and {ward.admission.waiting} waiting, the most it takes",
-                exit=Exit.BUSY,
-                hint="send it again in a moment",
-                status=429,
-                code="queue_full",
-            )
-        if offer is Offer.QUEUED:
-            self._grants[ticket] = grant = asyncio.get_running_loop().create_future()
-            await grant
-
-    def _leave(self, ward: Ward, ticket: Ticket) -> None:
-        """Give the place, or the one in the queue, back, and let in who comes next."""
-        self._grants.pop(ticket, None)
-        for admitted in ward.admission.release(ticket):
-            grant = self._grants[admitted]
-            if not grant.done():  # its client may be leaving in this very turn: then it gives the place back itself
-                grant.set_result(None)
+    return said == "batch"
 
 
 def _engine_died(name: str, why: str) -> Error:
@@ -134,16 +194,6 @@ def _stopping() -> Error:
     return Error(
         "llmctl stops and can't wait any longer", exit=Exit.CHILD, hint="send it again later", status=503, code="stopping"
     )
-
-
-def _choose(ask: Ask, body: bytes, route: str) -> reply.Kind:
-    if KIND_OF[route] != "chat":
-        return reply.Passed
-    if ask.streams:
-        return reply.Streamed
-    if assemble.must_pass_unstreamed(fields(body)):
-        return reply.Passed
-    return reply.AssembledChat if route == "/v1/chat/completions" else reply.AssembledText
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:

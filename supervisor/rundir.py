@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -87,13 +87,14 @@ class RunDir:
             raise Error(f"{name!r} can't be the name of what runs", exit=Exit.CONFIG, hint="rename the preset's file")
         return self.folder / name
 
-    def note_children(self, pids: Iterable[int]) -> None:
-        """Say which children live, so that a successor finds those that outlive a kill."""
+    def note_children(self, pids: Mapping[str, int]) -> None:
+        """Say which children live, by preset, so that a successor finds those that outlive a kill, and the folders of all."""
         alive = []
-        for pid in pids:
+        for pid in pids.values():
             with contextlib.suppress(ProcessLookupError):
                 alive.append(Process.of(pid))
-        self.describe(children=tuple(alive))
+        presets = tuple(dict.fromkeys((*self.instance.presets, *pids)))
+        self.describe(children=tuple(alive), presets=presets)
 
     def describe(self, **changes: Any) -> None:  # noqa: ANN401
         """Change the description; the file is replaced whole."""

@@ -31,11 +31,13 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from supervisor import app, gate, rundir
-from supervisor.arbiter import Arbiter, Launch
+from supervisor.arbiter import Arbiter
+from supervisor.catalog import Catalog
 from supervisor.connection import KEEP_ALIVE_S, Connection
 from supervisor.control import Control
 from supervisor.errors import Error, Exit
 from supervisor.ledger import Ledger
+from supervisor.order import Order
 from supervisor.paths import Home
 from supervisor.proxy import Proxy
 from supervisor.rundir import RunDir
@@ -63,9 +65,8 @@ class Service:
     """What is to be served, and where."""
 
     home: Home
-    launches: Callable[[RunDir], Sequence[Launch]]
-    """Called with the claimed run folder, in which the children run."""
-    presets: tuple[str, ...]
+    orders: tuple[Order, ...]
+    """What is to run from the start, planned."""
     engine: str
     host: str
     port: int
@@ -81,7 +82,8 @@ def run(service: Service, *, ready: Ready) -> None:
         stops = stack.enter_context(Stops(foreground=service.foreground))
         sockets = stack.enter_context(bind(service.host, service.port))
         stops.heed()
-        owned = stack.enter_context(rundir.claim(service.home.run, service.presets, secrets.token_urlsafe(24)))
+        names = tuple(order.name for order in service.orders)
+        owned = stack.enter_context(rundir.claim(service.home.run, names, secrets.token_urlsafe(24)))
         sys.setswitchinterval(SWITCH_S)
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
@@ -230,7 +232,7 @@ async def _serve(
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     owned.describe(address=address)
     ledger.soon = asyncio.get_running_loop().call_soon
-    arbiter = Arbiter(service.launches(owned), children_changed=owned.note_children)
+    arbiter = Arbiter(Catalog(service.home, service.orders, owned), children_changed=owned.note_children)
     control = Control(arbiter, ledger, engine=service.engine, address=address, token=owned.instance.token)
     door = Door(app.make(Proxy(arbiter, ledger), control), sockets)
     async with asyncio.TaskGroup() as around:
@@ -250,7 +252,7 @@ async def _serve(
 
 
 async def _announce(arbiter: Arbiter, address: str, ready: Ready) -> None:
-    for ward in arbiter.wards.values():
+    for ward in [ward for ward in arbiter.wards.values() if ward.ordered]:
         await arbiter.ensure_ready(ward)
     with contextlib.suppress(OSError):  # who wanted to hear it has left; it serves all the same
         ready(address)

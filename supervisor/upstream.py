@@ -30,6 +30,8 @@ log = logging.getLogger("llmctl.upstream")
 PROBE_S: Final = 5.0
 """Bound on a health or property request; /health answers at once or the child is not well."""
 
+ASK_S: Final = 60.0
+"""Bound on a question about a prompt: 30 MB of text are tokenised in seconds, on busy cores."""
 _BUFFER: Final = memoryview(bytearray(64 * KIB))
 """Where every read lands: the parser copies what it hands on, and the loop reads one socket at a time."""
 SOCKET_PATH_BYTES: Final = 107
@@ -260,6 +262,15 @@ class Upstream:
             return (await self._slow.get("/health")).status_code == 200
         except httpx2.HTTPError:
             return False
+
+    async def ask(self, path: str, body: bytes) -> dict[str, Any] | None:
+        """POST ``body`` (JSON) to a route that takes no slot; its answer, or None for a refusal or a child that went away."""
+        try:
+            reply = await self._slow.post(path, content=body, headers={"Content-Type": "application/json"}, timeout=ASK_S)
+            found = reply.json() if reply.status_code == 200 else None
+        except (httpx2.HTTPError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
 
     async def warm_up(self, questions: Iterable[Question]) -> int:
         """Have a fresh child answer these. Returns the context of one slot, in tokens.

@@ -25,15 +25,19 @@ RANKS: tuple[tuple[str, ...], ...] = (
     # 2 decisions, pure
     (
         *("layout", "graph", "estimate", "allocation", "budget", "derive", "plan", "argv", "warmup"),
-        *("lifecycle", "admission", "ask", "gate", "sse", "meter", "assemble"),
+        *("lifecycle", "admission", "placement", "routes", "routing", "gate", "openapi"),
+        *("ask", "fault", "sse", "meter", "assemble", "choices", "messages", "responses", "native", "shorten"),
     ),
     # 3 effects, one outside thing each
     (
         *("pip", "source", "toolkit", "toolchain", "launcher", "build", "kept", "hub", "store", "headers", "measured", "phantom"),
-        *("child", "trial", "pack", "upstream", "ledger", "rundir"),
+        *("child", "trial", "pack", "upstream", "ledger", "rundir", "running"),
     ),
     # 4 wiring
-    ("connection", "arbiter", "reply", "proxy", "control", "app", "serve", "order"),
+    (
+        *("connection", "line", "order", "catalog", "ward", "arbiter"),
+        *("reply", "length", "proxy", "control", "app", "serve"),
+    ),
     # 5 edge
     ("render", "planning", "commands", "cli", "docs", "__main__"),
 )
@@ -52,9 +56,16 @@ TESTED_IN = {
     "toolchain": "test_build",
     "pip": "test_store",
     "upstream": "test_proxy",
-    "reply": "test_proxy",
-    "control": "test_proxy",
-    "app": "test_proxy",
+    "choices": "test_assemble",
+    "messages": "test_assemble",
+    "responses": "test_assemble",
+    "native": "test_assemble",
+    "ward": "test_arbiter",
+    "running": "test_control",
+    "catalog": "test_arbiter",
+    "length": "test_shorten",
+    "openapi": "test_control",
+    "app": "test_control",
     "serve": "test_rounds",
     "__main__": "test_commands",
 }

@@ -30,6 +30,8 @@ from tests.conftest import WAIT_S, Box, until
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 Boxes = Callable[..., Box]
+pytestmark = pytest.mark.filterwarnings("ignore:.* is multi-threaded, use of fork:DeprecationWarning")
+"""A worker of pytest-xdist has a thread that reads what to run next (Python 3.12 warns; the fork touches nothing of it)."""
 
 
 def serve_in_a_fork(box: Box, order: Start) -> int:
@@ -72,8 +74,8 @@ def ended(pid: int) -> int:
 def rounds(box: Box, count: int, seed: int) -> None:
     dice = random.Random(seed)
     box.root.mkdir(parents=True)
-    order = Start(Order("tiny", model=box.model, overrides=("slots=2",), home=box.home), "127.0.0.1", 0)
-    assert order.order.argv  # the engine is asked once, not in each round
+    start = Start((Order("tiny", model=box.model, overrides=("slots=2",), home=box.home),), "127.0.0.1", 0)
+    order = start.fitted()  # the engine is asked once, not in each round
     for number in range(count):
         pid = serve_in_a_fork(box, order)
         until_s = time.monotonic() + dice.uniform(0, 0.5)
@@ -117,7 +119,7 @@ def test_a_signal_in_the_middle_of_the_claim_leaves_nothing(
 
     monkeypatch.setattr(rundir.RunDir, "describe", and_a_signal)
     box.root.mkdir(parents=True)
-    order = Start(Order("tiny", model=box.model, overrides=("slots=2",), home=box.home), "127.0.0.1", 0)
+    order = Start((Order("tiny", model=box.model, overrides=("slots=2",), home=box.home),), "127.0.0.1", 0)
     assert ended(serve_in_a_fork(box, order)) == 128 + ending
     assert box.left_behind() == []
 

@@ -10,68 +10,86 @@ import os
 import shlex
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import click
 
-from supervisor import argv, planning, render, rundir, serve
-from supervisor.arbiter import Launch
+from supervisor import placement, planning, render, rundir, serve
 from supervisor.errors import Error, Exit
 from supervisor.order import Order
-from supervisor.preset import Preset
-from supervisor.rundir import RunDir
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """An order, and where it is to be served."""
+    """Orders, and where they are to be served."""
 
-    order: Order
+    orders: tuple[Order, ...]
     host: str
     port: int
+    is_planned: bool = False
 
     def words(self) -> list[str]:
         """The same as arguments of ``llmctl up``."""
-        return [*self.order.words(), "--port", str(self.port), "--host", self.host]
+        also = [word for order in self.orders[1:] for word in ("--also", order.name)]
+        return [*self.orders[0].words(), *also, "--port", str(self.port), "--host", self.host]
 
     def prepare(self) -> Start:
         """Have everything here that a start needs. What would refuse it anyway is looked at before the download."""
-        order = self.order
-        _ = order.preset, order.engine  # in this order: what is wrong with a preset can be said without an engine
-        order.plan.require()
-        _ = order.argv
-        if running := rundir.read(order.home.run):
-            raise rundir.busy(order.home.run, running)
+        for order in self.orders:
+            _ = order.preset, order.engine  # in this order: what is wrong with a preset can be said without an engine
+        start = self.fitted()
+        home = start.orders[0].home
+        if running := rundir.read(home.run):
+            raise rundir.busy(home.run, running)
         with serve.bind(self.host, self.port):
             pass
         with render.progress() as progress:
-            order.fetch(progress)
-        if not order.plan.header.assumed:
-            return self
-        again = dataclasses.replace(order)  # the true header is here now
-        again.plan.require()
-        return dataclasses.replace(self, order=again)
+            for order in start.orders:
+                order.fetch(progress)
+        return (
+            start.fitted() if any(order.plan.header.assumed for order in start.orders) else start
+        )  # the true header is here now
 
-    def launch(self, owned: RunDir) -> Launch:
-        """How to start the child."""
-        order = self.order
-        folder, log = owned.child_folder(order.name), order.home.logs / f"{order.name}.log"
-        return Launch(order.plan, order.argv, argv.environment(os.environ, folder), folder, log, order.remember)
+    def fitted(self) -> Start:
+        """Each planned beside those before it. Raises :class:`Error` (exit code 4) for the first that doesn't fit."""
+        taken: Counter[str] = Counter()
+        orders = []
+        for number, order in enumerate(self.orders):
+            again = dataclasses.replace(order, spare={pool: -count for pool, count in taken.items()})
+            if number and not again.plan.fits:
+                raise _no_room(again, self.orders[:number])
+            again.plan.require()
+            _ = again.argv  # the engine and what it can do, before anything is claimed
+            taken.update(placement.needs(again.plan))
+            orders.append(again)
+        return dataclasses.replace(self, orders=tuple(orders), is_planned=True)
 
     def serve(self, *, foreground: bool, ready: serve.Ready) -> None:
         """Serve until told to stop."""
-        order = self.order
-        order.plan.require()  # what was free when it was prepared may be taken since
-        _ = order.argv  # the engine and what it can do, before anything is claimed
-        title, names = order.engine.title, (order.name,)
-        service = serve.Service(order.home, lambda owned: [self.launch(owned)], names, title, self.host, self.port, foreground)
-        serve.run(service, ready=ready)
+        start = self if self.is_planned else self.fitted()
+        order = start.orders[0]
+        serve.run(
+            serve.Service(order.home, start.orders, order.engine.title, self.host, self.port, foreground),
+            ready=ready,
+        )
+
+
+def _no_room(order: Order, before: Sequence[Order]) -> Error:
+    beside = " and ".join(each.name for each in before)
+    return Error(
+        f"{order.name} needs {order.plan.shortage}, beside {beside}",
+        exit=Exit.NO_FIT,
+        hint=f"llmctl up {order.name}, and let requests swap them",
+    )
 
 
 @click.command("up", short_help="Serve a preset.")
 @planning.ordered
 @click.option("--port", default=serve.DEFAULT_PORT, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
 @click.option("--host", default="localhost", show_default=True, help="Loopback only, until llmctl has keys.")
+@click.option("--also", multiple=True, metavar="PRESET", help="Serve this one beside it, if both fit; may be repeated.")
 @click.option("--detach", is_flag=True, help="Return when it is ready; it goes on in the background.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and the llama-server command line, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="With --detach or --dry-run: the result as JSON.")
@@ -80,6 +98,7 @@ def command(
     order: Order,
     port: int,
     host: str,
+    also: tuple[str, ...],
     detach: bool,
     dry_run: bool,
     as_json: bool,
@@ -91,8 +110,12 @@ def command(
     llmctl up tiny
     llmctl up tiny --port 9000 --set slots=2
     llmctl up turbo_4b --context long
+    llmctl up turbo_4b --also embedder
     """
-    start = Start(dataclasses.replace(order, online=not dry_run), host, port)
+    orders = (order, *(Order(name, home=order.home) for name in also))
+    start = Start(tuple(dataclasses.replace(each, online=not dry_run) for each in orders), host, port)
+    if twice := next((name for name, count in Counter(each.name for each in orders).items() if count > 1), None):
+        raise click.UsageError(f"{twice} is named twice")
     if ready_fd is not None:
         _log_to_stderr()
         _report(ready_fd, start)
@@ -101,29 +124,37 @@ def command(
     if as_json and not (detach or dry_run):
         raise click.UsageError("--json goes with --detach or --dry-run")
     if dry_run:
-        _dry_run(start.order, as_json=as_json)
+        _dry_run(start.orders, as_json=as_json)
         return
     start = start.prepare()
     if detach:
         render.say(f"starting {order.name}, llmctl logs {order.name} says how far it is")
         address = _detach(start)
         if as_json:
-            render.as_json({"address": address, "model": order.name})
+            render.as_json({"address": address, "model": order.name, "also": list(also)})
         else:
-            _welcome(start.order.preset, address, "llmctl down stops it.")
+            _welcome(start, address, "llmctl down stops it.")
         return
     _log_to_stderr()
-    start.serve(foreground=True, ready=lambda address: _welcome(start.order.preset, address, "Ctrl-C stops it."))
+    start.serve(foreground=True, ready=lambda address: _welcome(start, address, "Ctrl-C stops it."))
 
 
-def _dry_run(order: Order, *, as_json: bool) -> None:
-    found = order.plan
+def _dry_run(orders: Sequence[Order], *, as_json: bool) -> None:
+    taken: Counter[str] = Counter()
+    plans = []
+    for order in orders:
+        each = dataclasses.replace(order, spare={pool: -count for pool, count in taken.items()})
+        taken.update(placement.needs(each.plan))
+        plans.append(each)
     if as_json:
-        render.as_json(planning.as_dict(found, order.argv))
+        said = [planning.as_dict(each.plan, each.argv) for each in plans]
+        render.as_json({**said[0], "also": said[1:]} if said[1:] else said[0])
     else:
-        planning.show(found)
-        render.out(f"\n{shlex.join(order.argv)}")
-    found.require()
+        for each in plans:
+            planning.show(each.plan)
+            render.out(f"\n{shlex.join(each.argv)}")
+    for each in plans:
+        each.plan.require()
 
 
 SAMPLES: Final[dict[str, tuple[str, dict[str, object]]]] = {
@@ -134,17 +165,16 @@ SAMPLES: Final[dict[str, tuple[str, dict[str, object]]]] = {
 """A request to try, for each kind of preset."""
 
 
-def _welcome(preset: Preset, address: str, ending: str) -> None:
-    route, body = SAMPLES[preset.kind]
-    sample = json.dumps({"model": preset.name, **body})
-    render.say(
-        f"""{preset.name} is ready at {address}/v1
-
-  curl {address}{route} -H 'Content-Type: application/json' \\
-    -d '{sample}'
-
-{ending}"""
-    )
+def _welcome(start: Start, address: str, ending: str) -> None:
+    presets = [order.plan.preset for order in start.orders]
+    samples = []
+    for preset in presets:
+        route, body = SAMPLES[preset.kind]
+        sample = json.dumps({"model": preset.name, **body})
+        samples.append(f"  curl {address}{route} -H 'Content-Type: application/json' \\\n    -d '{sample}'")
+    names = " and ".join(preset.name for preset in presets)
+    said = "\n\n".join((f"{names} {'is' if len(presets) == 1 else 'are'} ready at {address}/v1", *samples, ending))
+    render.say(said)
 
 
 def _log_to_stderr() -> None:
@@ -155,7 +185,7 @@ def _log_to_stderr() -> None:
 
 def _detach(start: Start) -> str:
     """Start the serving half in a session of its own and wait for its word; returns the address. Its error becomes ours."""
-    logs = start.order.home.logs
+    logs = start.orders[0].home.logs
     logs.mkdir(parents=True, exist_ok=True)
     read_fd, write_fd = os.pipe()
     with (logs / "llmctl.log").open("ab") as log, os.fdopen(read_fd) as reader:

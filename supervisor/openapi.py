@@ -1,0 +1,178 @@
+"""llmctl's own routes, described in OpenAPI 3.1: what ``/llmctl/openapi.json`` says. Pure.
+
+The routes that go to a child are OpenAI's, Anthropic's and llama.cpp's, and described there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from supervisor import __version__
+from supervisor.lifecycle import State
+
+_JSON: Final = "application/json"
+_STATE: Final = {"enum": [state.value for state in State]}
+_NAME: Final = {"type": "string", "description": "a preset's name"}
+
+
+def _object(properties: dict[str, Any], *, optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [name for name in properties if name not in optional]}
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+_TEXT: Final = {"type": "string"}
+_COUNT: Final = {"type": "integer", "minimum": 0}
+_TERMS: Final = {"type": "object", "additionalProperties": {"type": "number"}, "description": "MiB a term"}
+_PLACES: Final = _object({"device": _TERMS, "host": _TERMS})
+_ERROR: Final = _object(
+    {
+        "error": _object(
+            {
+                "message": _TEXT,
+                "type": _TEXT,
+                "param": {"type": "null"},
+                "code": _TEXT,
+                "source": {"const": "llmctl"},
+                "try": _TEXT,
+            },
+            optional=("try",),
+        )
+    }
+)
+_MODEL: Final = _object(
+    {
+        "id": _NAME,
+        "object": {"const": "model"},
+        "created": {"type": "integer"},
+        "owned_by": _TEXT,
+        "state": _STATE,
+        "meta": _object(
+            {
+                "about": _TEXT,
+                "kind": {"enum": ["chat", "embedding", "rerank"]},
+                "aliases": {"type": "array", "items": _TEXT},
+                "file": _TEXT,
+                "n_ctx": {"type": "integer", "description": "tokens that one request may use"},
+                "slots": _COUNT,
+                "max_tokens": _nullable(_COUNT),
+            }
+        ),
+    }
+)
+_PRESET: Final = _object(
+    {
+        "name": _NAME,
+        "state": _STATE,
+        "pid": _nullable(_COUNT),
+        "slots": _object({"busy": _COUNT, "total": _COUNT}),
+        "waiting": _COUNT,
+        "restarts": _COUNT,
+        "cause": _nullable(_TEXT),
+        "loaded": _nullable({"type": "number", "minimum": 0, "maximum": 1, "description": "part of its files that it has read"}),
+        "pinned": {"type": "boolean"},
+        "memory": _nullable(
+            _object(
+                {
+                    "device": _TEXT,
+                    "planned_mib": _PLACES,
+                    "allocated_mib": _nullable(_PLACES),
+                    "given_up": {"type": "array", "items": _TEXT},
+                }
+            )
+        ),
+    }
+)
+_STATUS: Final = _object(
+    {
+        "address": _TEXT,
+        "pid": _COUNT,
+        "version": _TEXT,
+        "engine": _TEXT,
+        "records_lost": _COUNT,
+        "presets": {"type": "array", "items": _PRESET},
+    }
+)
+_HEALTH: Final = _object(
+    {"status": {"enum": ["ok", "unavailable"]}, "presets": {"type": "object", "additionalProperties": _STATE}}
+)
+_TAKEN: Final = _object({"preset": _NAME, "state": _STATE})
+
+
+def _answer(said: str, schema: dict[str, Any], kind: str = _JSON) -> dict[str, Any]:
+    return {"description": said, "content": {kind: {"schema": schema}}}
+
+
+_UNAUTHORISED: Final = {"401": _answer("no admin right", _ERROR)}
+_REFUSED: Final = {
+    "400": _answer("the body names no preset", _ERROR),
+    **_UNAUTHORISED,
+    "403": _answer("another site's page, or another Host", _ERROR),
+    "404": _answer("no such preset", _ERROR),
+    "413": _answer("the body is too large", _ERROR),
+    "415": _answer("the body is not JSON", _ERROR),
+    "503": _answer("its model is not on this machine", _ERROR),
+}
+_ADMIN: Final = [{"start": list[str]()}]
+
+
+def _post(summary: str) -> dict[str, Any]:
+    asked = {"required": True, "content": {_JSON: {"schema": _object({"preset": _NAME})}}}
+    return {
+        "post": {
+            "summary": summary,
+            "security": _ADMIN,
+            "requestBody": asked,
+            "responses": {"202": _answer("it is under way", _TAKEN), **_REFUSED},
+        }
+    }
+
+
+def _get(summary: str, answers: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"get": {"summary": summary, "responses": answers, **more}}
+
+
+def describe(address: str) -> dict[str, Any]:
+    """The whole document, for the server at this address."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "llmctl", "version": __version__, "description": "What an llmctl says of itself and can be told."},
+        "servers": [{"url": address}],
+        "components": {
+            "securitySchemes": {
+                "start": {"type": "http", "scheme": "bearer", "description": "the token of this start's run folder"}
+            }
+        },
+        "paths": {
+            "/health": _get(
+                "Whether what was ordered can answer",
+                {"200": _answer("it can", _HEALTH), "503": _answer("it can't, or not yet", _HEALTH)},
+            ),
+            "/v1/models": _get(
+                "What can be asked for without a download",
+                {
+                    "200": _answer(
+                        "OpenAI's list", _object({"object": {"const": "list"}, "data": {"type": "array", "items": _MODEL}})
+                    )
+                },
+            ),
+            "/v1/models/{model}": _get(
+                "One of them, by name or alias",
+                {"200": _answer("the model", _MODEL), "404": _answer("no such model", _ERROR)},
+                parameters=[{"name": "model", "in": "path", "required": True, "schema": _TEXT}],
+            ),
+            "/llmctl/status": _get("What runs", {"200": _answer("the presets", _STATUS), **_UNAUTHORISED}, security=_ADMIN),
+            "/llmctl/openapi.json": _get(
+                "This document", {"200": _answer("it", {"type": "object"}), **_UNAUTHORISED}, security=_ADMIN
+            ),
+            "/llmctl/events": _get(
+                "Changes of state and the progress of loads, as they come",
+                {"200": _answer("one JSON object an event", _TEXT, "text/event-stream"), **_UNAUTHORISED},
+                security=_ADMIN,
+            ),
+            "/llmctl/switch": _post("Have a preset up in the place of those that were ordered before"),
+            "/llmctl/unload": _post("Stop a preset's child when its requests have ended"),
+        },
+    }

@@ -1,0 +1,143 @@
+"""One child as the arbiter keeps it: what is wanted of it, the state it is in, the line before it. Others read it for display only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from supervisor import lifecycle
+from supervisor.allocation import Allocation
+from supervisor.catalog import Launch
+from supervisor.child import Child
+from supervisor.errors import Error, Exit
+from supervisor.lifecycle import Cause, Event, Owner, Restarts, State
+from supervisor.line import Line
+from supervisor.placement import HOST, Running
+from supervisor.preset import Preset
+from supervisor.upstream import Upstream
+
+log = logging.getLogger("llmctl.arbiter")
+
+
+@dataclass(slots=True, eq=False)
+class Ward:
+    """A preset that was asked for, and its child if it has one."""
+
+    name: str
+    asked: Preset
+    """As it was asked for; what runs is the plan's, :attr:`preset`."""
+    line: Line
+    told: Callable[[dict[str, Any]], None]
+    """Is told each change, as JSON."""
+    ordered: bool = False
+    """The user named it, in ``up`` or ``switch``."""
+    wanted: Owner | None = None
+    """Who wants it up now."""
+    state: State = State.STOPPED
+    cause: Cause | None = None
+    """Why it is not up, when nobody stopped it."""
+    problem: Error | None = None
+    """Why it could not even be started, the last time that this was tried."""
+    restarts: int = 0
+    budget: Restarts = field(default_factory=Restarts)
+    launch: Launch | None = None
+    child: Child | None = None
+    upstream: Upstream | None = None
+    """While it is READY or DRAINING."""
+    keeper: asyncio.Task[None] | None = None
+    bringer: asyncio.Task[None] | None = None
+    """What makes room for it and starts it."""
+    gives_way_to: Ward | None = None
+    """For whom it is to end; itself where it ends for good."""
+    makes_room_for: Launch | None = None
+    """What others ended for: until it starts, their memory is its."""
+    asked_s: float = 0.0
+    """Since when its bringer is at work."""
+    ended_s: float = -math.inf
+    """When its last child had ended and nobody had started since."""
+    ready_s: float | None = None
+    """When it was last ready."""
+    slot_context: int | None = None
+    """Tokens one request may use, as the engine says; known once it was ready."""
+    allocated: Allocation | None = None
+    """What the engine allocated at its last start, by its log."""
+    loaded: float = 0.0
+    """Part of its files that it has read, while it starts."""
+
+    def __repr__(self) -> str:
+        pid = self.child.pid if self.child else None
+        admission = self.line.admission
+        return f"<Ward {self.name} {self.state.name} pid={pid} slots={admission.busy}/{admission.places}>"
+
+    @property
+    def preset(self) -> Preset:
+        """What runs, or what was asked for."""
+        return self.launch.preset if self.launch else self.asked
+
+    @property
+    def stopping(self) -> bool:
+        """Whether its end has begun."""
+        return self.state is State.STOPPING or (self.keeper is not None and self.keeper.cancelling() > 0)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether anybody wants it up who isn't being served yet."""
+        return self.wanted is Owner.USER or self.line.admission.waiting > 0
+
+    def move(self, event: Event) -> None:
+        """Take one edge of the table, and tell it."""
+        before, self.state = self.state, lifecycle.step(self.state, event)
+        log.info("%s %s -> %s (%s)", self.name, before.value, self.state.value, event.value)
+        self.tell()
+
+    @property
+    def why(self) -> str | None:
+        """Why it is not up, when nobody stopped it."""
+        if self.cause is not None:
+            return self.cause.text
+        return self.problem.message if self.problem is not None else None
+
+    def tell(self) -> None:
+        """Tell where it is."""
+        self.told(self.said())
+
+    def said(self) -> dict[str, Any]:
+        """Where it is, as an event."""
+        said: dict[str, Any] = {"preset": self.name, "state": self.state.value}
+        if self.state is State.STARTING:
+            said["loaded"] = round(self.loaded, 3)
+        if self.why is not None and self.state in (State.BACKOFF, State.FAILED, State.STOPPED):
+            said["cause"] = self.why
+            said["exit"] = int(Exit.CHILD if self.cause is not None or self.problem is None else self.problem.exit)
+            said["try"] = self.cause.hint if self.cause is not None else self.problem.hint if self.problem is not None else ""
+        return said
+
+    def yields_to(self, other: Ward) -> bool:
+        """Whether it may give way to another one, now or when it has started."""
+        both = self.wanted is Owner.USER and other.wanted is Owner.USER
+        return not (self.preset.pin or both)
+
+    def running(self, beside: Ward) -> Running | None:
+        """Its part in the question what may run ``beside`` it; None when it has no memory and will have none."""
+        if self.launch is None or self.state in (State.STOPPED, State.FAILED):
+            return None
+        planned = self.launch.needs
+        held = {pool: count for pool, count in planned.items() if pool != HOST} if self.upstream else {}
+        held[HOST] = self.child.anonymous_bytes() if self.child else 0
+        taken = self.gives_way_to is not None and self.gives_way_to is not beside
+        return Running(
+            self.name,
+            planned,
+            held,
+            yields=self.yields_to(beside),
+            settled=not (self.state is State.STARTING or taken),
+            leaving=self.stopping,
+            busy=not self.line.idle,
+            ordered=self.ordered,
+            used_s=self.line.idle_since_s,
+            due_s=0.0 if beside.wanted is Owner.USER else max(beside.asked_s, self.ready_s or 0.0) + self.preset.hold,
+        )
