@@ -21,8 +21,8 @@ before it in its own (``tests/test_ranks.py``):
    model file without weights), ``child``, ``trial`` (planned against real memory), ``pack`` (the bundle), ``upstream``, ``ledger``,
    ``rundir``, ``running`` (the llmctl that runs now, for a command)
 4. wiring: ``connection`` (one client), ``line`` (who waits for a child), ``order`` (what a command line asks for), ``catalog`` (what a
-   request can ask for), ``ward`` (one child and what is wanted of it), ``arbiter`` (all of them), ``reply`` (one answer), ``length``
-   (whether a prompt fits), ``proxy`` (one request), ``control`` (our own routes), ``app``, ``serve``
+   request can ask for), ``ward`` (one child and what is wanted of it), ``keeper`` (its life), ``arbiter`` (all of them), ``reply`` (one
+   answer), ``length`` (whether a prompt fits), ``proxy`` (one request), ``control`` (our own routes), ``app``, ``serve``
 5. edge: ``cli``, ``render``, ``planning`` (a plan on the terminal), ``docs``, ``commands/``: parse, call, print, exit code
 """
 

@@ -4,8 +4,7 @@ Two kinds of tasks, all in :meth:`Arbiter.run`, and the children end with them:
 
 - A *bringer* lives while a preset is asked for that doesn't run: it plans it, makes room as ``placement`` says, and starts it. It undoes
   what it asked of others when nobody waits any more.
-- A *keeper* lives while a child is wanted: start, wait until it is ready, watch it, start it again or give up, as ``lifecycle`` says.
-  Cancelling it is how a child is stopped.
+- A *keeper* (:mod:`~supervisor.keeper`) lives while a child is wanted. Cancelling it is how a child is stopped.
 
 Nothing is awaited between a state's check and its change. Whoever waits for a change waits for the pulse, and looks again.
 """
@@ -16,33 +15,27 @@ import asyncio
 import contextlib
 import logging
 import math
-import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import httpx2
-
-from supervisor import allocation, child, lifecycle, placement, warmup
-from supervisor.allocation import Allocation
+from supervisor import keeper, placement
 from supervisor.catalog import Catalog, Launch, not_here
-from supervisor.child import Child
 from supervisor.errors import Error, Exit
-from supervisor.lifecycle import Cause, Event, Owner, State
+from supervisor.lifecycle import Event, Owner, State
 from supervisor.line import Line
 from supervisor.units import duration
-from supervisor.upstream import Upstream
 from supervisor.ward import Ward
 
 log = logging.getLogger("llmctl.arbiter")
 
 POLL_S: Final = 0.05
-"""Between looks at /health while a child loads. A probe costs 1 ms; a tiny model is ready after 150 ms."""
-PROGRESS_S: Final = 0.2
-"""Between two words on how far a load is."""
+"""Between looks at what is free, while memory comes back."""
 RELEASE_S: Final = 5.0
 """How long the memory of a child that ended may take to be free again. Here it is free with its exit; a CUDA driver was seen to lag."""
+SETTLE_S: Final = 0.2
+"""How long after its connections a child's end may be noticed."""
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -81,17 +74,27 @@ class Arbiter:
 
     def check(self, ward: Ward) -> None:
         """Raise :class:`Error` (HTTP 503) when a request for it would wait in vain."""
-        if ward.state is State.FAILED and ward.cause is not None:
-            raise _unavailable(ward.name, ward.cause)
+        if ward.unavailable is not None:
+            raise ward.unavailable
 
     async def ensure_ready(self, ward: Ward) -> None:
         """Return when it is ready. Raises :class:`Error` with the cause when it won't be."""
         while ward.state is not State.READY:
             if ward.problem is not None:
                 raise ward.problem
-            if ward.state is State.FAILED and ward.cause is not None:
-                raise _unavailable(ward.name, ward.cause)
+            if ward.unavailable is not None:
+                raise ward.unavailable
             await self._changed()
+
+    async def settle(self, ward: Ward) -> None:
+        """A connection to its child broke: return when the child is known to have ended, so that nobody is sent to it, or lives on."""
+        if (process := ward.child) is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await process.wait()
+        if process.returncode is not None and ward.child in (process, None):
+            ward.line.close()
 
     def want(self, *names: str) -> None:
         """The user wants these up, and nothing else for its own sake: others may give way, and needn't."""
@@ -137,8 +140,8 @@ class Arbiter:
 
     def _stir(self, ward: Ward) -> None:
         """Somebody began to wait for it while it can't answer, or the last one inside has left."""
-        if ward.state is State.FAILED and ward.cause is not None:
-            ward.line.refuse(_unavailable(ward.name, ward.cause))
+        if ward.unavailable is not None:
+            ward.line.refuse(ward.unavailable)
         if ward.gives_way_to is not None:
             self._retire(ward)
         if ward.is_asked_for and ward.state is State.STOPPED and ward.bringer is None and self._group is not None:
@@ -182,8 +185,8 @@ class Arbiter:
             if up != [each.upstream for each in self.wards.values()]:
                 continue  # one took or freed its memory just then, and what is free doesn't go with what each holds
             now_s = time.monotonic()
-            late = [each for each in self.wards.values() if each.launch is not None and now_s - each.ended_s < RELEASE_S]
-            running = [*self._running(ward), *map(_lingering, late)]
+            late = self._lingering(now_s)
+            running = [*self._running(ward), *late]
             choice = placement.choose(launch.needs, free, running, now_s)
             if isinstance(choice, placement.Start):
                 self._begin(ward, launch)
@@ -203,8 +206,9 @@ class Arbiter:
 
     async def _launch(self, ward: Ward) -> Launch:
         running = self._running(ward)
+        spare = placement.spare([*running, *self._lingering(time.monotonic())])
         try:
-            return await asyncio.to_thread(self.catalog.launch, ward.name, placement.spare(running))
+            return await asyncio.to_thread(self.catalog.launch, ward.name, spare)
         except Error as error:
             staying = tuple(each.name for each in running if not each.yields)
             if error.exit is not Exit.NO_FIT or not staying:
@@ -222,6 +226,15 @@ class Arbiter:
                 found.append(placement.Running(ward.name, ward.makes_room_for.needs, {}, yields=yields, settled=False))
         return [each for each in found if each is not None]
 
+    def _lingering(self, now_s: float) -> list[placement.Running]:
+        """Those that have just ended: what they had of a card may not be free again yet; the host's memory is."""
+        found = []
+        for ward in self.wards.values():
+            if ward.launch is not None and now_s - ward.ended_s < RELEASE_S:
+                needs = {pool: count for pool, count in ward.launch.needs.items() if pool != placement.HOST}
+                found.append(placement.Running(ward.name, needs, needs, leaving=True))
+        return found
+
     def _give_way(self, names: tuple[str, ...], to: Ward) -> None:
         for name in names:
             ward = self.wards[name]
@@ -235,7 +248,7 @@ class Arbiter:
         if ward.stopping:
             return
         if ward.state is not State.DRAINING:
-            ward.wanted = None  # whoever asks from here on wants it again
+            ward.was_wanted, ward.wanted = ward.wanted, None  # whoever asks from here on wants it again
         if ward.state is State.READY:
             ward.move(Event.DRAIN)
             ward.line.close()
@@ -247,6 +260,7 @@ class Arbiter:
         ward.gives_way_to = None
         if ward.state is State.DRAINING and not ward.stopping and ward.launch is not None:
             ward.move(Event.RESUME)
+            ward.wanted = ward.wanted or ward.was_wanted
             ward.line.open(ward.launch.preset.slots)
 
     def _begin(self, ward: Ward, launch: Launch) -> None:
@@ -257,14 +271,13 @@ class Arbiter:
         ward.wanted = ward.wanted or Owner.REQUEST
         ward.loaded = 0.0
         ward.move(Event.START)
-        ward.keeper = self._group.create_task(self._keep(ward), name=f"keep {ward.name}")
+        ward.keeper = self._group.create_task(keeper.keep(ward, self._tell_children), name=f"keep {ward.name}")
         ward.keeper.add_done_callback(lambda _: self._kept(ward))
 
     def _kept(self, ward: Ward) -> None:
         """Its keeper has ended: it was stopped, or given up."""
         ward.keeper = None
         ward.gives_way_to = None
-        ward.ended_s = time.monotonic()
         while ward.state not in (State.STOPPED, State.FAILED):  # it was cancelled before its first step, or while its child ended
             ward.move(Event.GONE if ward.state is State.STOPPING else Event.STOP)
         if ward.state is State.STOPPED:
@@ -288,121 +301,6 @@ class Arbiter:
                 else:
                     next_s = min(next_s, since_s + ttl)
             await self._changed(None if next_s == math.inf else next_s)
-
-    # One child
-
-    async def _keep(self, ward: Ward) -> None:
-        """Live one child's life, start after start. Ends by cancellation, by giving up, or when it is no longer wanted."""
-        while True:
-            event, served = await self._live(ward)
-            if served:
-                ward.budget.forgive()
-            ward.move(event)
-            if ward.state is State.BACKOFF and not await self._back_off(ward):
-                break
-            if ward.state in (State.FAILED, State.STOPPED):
-                break
-            ward.restarts += 1
-            ward.loaded = 0.0
-        if ward.state is State.FAILED and ward.cause is not None:
-            ward.line.refuse(_unavailable(ward.name, ward.cause))
-
-    @staticmethod
-    async def _back_off(ward: Ward) -> bool:
-        """Wait as long as the budget says; False when it is spent."""
-        delay_s = ward.budget.failed(time.monotonic(), random.random())
-        if delay_s is None:
-            ward.move(Event.BUDGET_SPENT)
-            return False
-        log.warning("%s starts again in %s", ward.name, duration(delay_s))
-        try:
-            await asyncio.sleep(delay_s)
-        except asyncio.CancelledError:
-            ward.move(Event.STOP)
-            raise
-        ward.move(Event.DELAY_ELAPSED)
-        return True
-
-    async def _live(self, ward: Ward) -> tuple[Event, bool]:
-        """One process from its start to its end: the event that it is, and whether it served well. Leaves nothing of it."""
-        launch = ward.launch
-        assert launch is not None
-        try:
-            process = child.spawn(ward.name, launch.command, launch.environment, launch.folder, launch.log)
-        except Error as exc:  # a full disk, no process or descriptor left: that may pass
-            ward.cause = Cause(exc.message, permanent=False)
-            return Event.EXITED_TRANSIENT, False
-        ward.child = process
-        ready_at = math.inf
-        problem: Cause | None = None
-        try:
-            self._tell_children()
-            async with Upstream(process) as upstream:
-                problem = await self._start(ward, launch, upstream)
-                _heed_cancellation()
-                if ward.state is State.READY:
-                    ready_at = time.monotonic()
-                    await process.wait()
-        except OSError as exc:
-            problem = Cause(f"it can't be reached: {exc}", permanent=False)
-        except asyncio.CancelledError:
-            ward.cause = Cause("it is being stopped", permanent=False)
-            ward.line.close()
-            ward.move(Event.STOP)
-            raise
-        finally:
-            ward.upstream = None
-            ward.line.close()
-            try:
-                code = await process.stop()
-            finally:
-                ward.child = None
-                self._tell_children()
-            if ward.state is State.STOPPING:
-                ward.move(Event.GONE)
-        _heed_cancellation()
-        well = time.monotonic() - ready_at >= lifecycle.RAN_WELL_S
-        ward.cause = problem or lifecycle.cause(code, process.log_tail())
-        log.error("%s (pid %d): %s", ward.name, process.pid, ward.cause.text)
-        if ward.cause.permanent:
-            return Event.EXITED_PERMANENT, well
-        if problem is not None and ward.state is State.STARTING:
-            return Event.READY_TIMEOUT, False
-        return (Event.EXITED_WELL if well else Event.EXITED_TRANSIENT), well
-
-    @staticmethod
-    async def _start(ward: Ward, launch: Launch, upstream: Upstream) -> Cause | None:
-        """Wait until the child is healthy and warm, and publish it. Returns what kept it from that while it lives; an exit isn't one."""
-        limit_s = launch.load_limit_s
-        process = upstream.child
-        try:
-            async with asyncio.timeout(limit_s):
-                told_s = time.monotonic()
-                while not await upstream.healthy():
-                    if process.returncode is not None:
-                        return None
-                    if time.monotonic() - told_s >= PROGRESS_S:
-                        told_s = time.monotonic()
-                        ward.loaded = min(1.0, process.read_bytes() / max(1, launch.plan.header.file_bytes))
-                        ward.tell()
-                    await asyncio.sleep(POLL_S)
-                ward.slot_context = await upstream.warm_up(warmup.questions(launch.preset))
-                ward.allocated = await asyncio.to_thread(_read_back, launch, process)
-        except TimeoutError:
-            return Cause(f"it was not ready after {duration(limit_s)}", permanent=False)
-        except Error as exc:
-            return Cause(exc.message, permanent=exc.exit is Exit.CONFIG, hint=exc.hint)
-        except httpx2.HTTPError:
-            # It closes its connections as it exits, and its exit says why. One that stays is stopped, and that is the cause.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), POLL_S * 20)
-                return None
-            return Cause("it broke off its warm-up", permanent=False)
-        ward.upstream = upstream
-        ward.ready_s = time.monotonic()
-        ward.move(Event.WARM)
-        ward.line.open(launch.preset.slots)
-        return None
 
     # Who is told
 
@@ -433,39 +331,6 @@ class Arbiter:
         for ward in self.wards.values():
             if ward.child is not None:
                 ward.child.kill()
-
-
-def _lingering(ward: Ward) -> placement.Running:
-    """One that has just ended: what it had of a card may not be free again yet; the host's memory is."""
-    assert ward.launch is not None
-    needs = {pool: count for pool, count in ward.launch.needs.items() if pool != placement.HOST}
-    return placement.Running(ward.name, needs, needs, leaving=True)
-
-
-def _heed_cancellation() -> None:
-    """Be cancelled if that was asked for: Python 3.11's wait_for loses a cancellation that comes with the result (gh-86296)."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
-def _read_back(launch: Launch, process: Child) -> Allocation | None:
-    """What the engine says it allocated; kept for the next plan. None where its log says nothing of it."""
-    found = allocation.parse(process.log_head())
-    if found is not None:
-        launch.remember(found)
-    return found
-
-
-def _unavailable(name: str, cause: Cause) -> Error:
-    return Error(
-        f"{name} is not running: {cause.text}",
-        exit=Exit.CHILD,
-        hint=cause.hint,
-        status=503,
-        code="engine_unavailable",
-        retry=False if cause.permanent else None,
-    )
 
 
 def _cannot_start(error: Error) -> Error:

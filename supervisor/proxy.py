@@ -22,7 +22,7 @@ from supervisor.ledger import Ledger, Row
 from supervisor.reply import Reply
 from supervisor.routes import ROUTES, Route
 from supervisor.units import MIB, size
-from supervisor.upstream import Broken, Upstream
+from supervisor.upstream import Broken, Exchange, Upstream
 from supervisor.ward import Ward
 
 BODY_LIMIT: Final = 32 * MIB
@@ -105,17 +105,15 @@ class Proxy:
         return ward
 
     async def _answer(self, client: Connection, answer: Reply, ask: Ask, body: bytes, ward: Ward, ticket: Ticket) -> None:
-        row, route = answer.row, answer.route
+        row = answer.row
         try:
-            upstream, body = await self._enter(client, answer, ask, body, ward, ticket)
-            row.attempts += 1
-            asked = answer.asked(ask.spliced(body, ward.preset.most_tokens))
-            exchange = upstream.request(route.path, asked, answer.begin)
+            exchange = await self._open(client, answer, ask, body, ward, ticket)
             try:
                 await answer.forward(exchange)
             finally:
                 exchange.abort()
         except Broken as exc:
+            await self._arbiter.settle(ward)
             row.status = "truncated" if answer.answered else "error"
             answer.fail(_engine_died(ward.name, str(exc)))
         except asyncio.CancelledError:
@@ -130,6 +128,20 @@ class Proxy:
         finally:
             ward.line.leave(ticket, served=row.status == "ok")
             self._ledger.close(row, answer.measure)
+
+    async def _open(self, client: Connection, answer: Reply, ask: Ask, body: bytes, ward: Ward, ticket: Ticket) -> Exchange:
+        """Put the request to the child when its turn has come; once more where the child ended before it took it."""
+        while True:
+            upstream, body = await self._enter(client, answer, ask, body, ward, ticket)
+            answer.row.attempts += 1
+            asked = answer.asked(ask.spliced(body, ward.preset.most_tokens))
+            try:
+                return upstream.request(answer.route.path, asked, answer.begin)
+            except Broken:
+                if answer.row.attempts > 1:
+                    raise
+                await self._arbiter.settle(ward)
+                ward.line.leave(ticket)
 
     async def _enter(
         self, client: Connection, answer: Reply, ask: Ask, body: bytes, ward: Ward, ticket: Ticket

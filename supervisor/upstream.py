@@ -293,10 +293,12 @@ class Upstream:
         """Cut every exchange and let go of the socket. Twice is harmless."""
         for exchange in list(self.exchanges):
             exchange.abort("its process ended")
-        await self._slow.aclose()
-        if self._folder >= 0:
-            os.close(self._folder)
-            self._folder = -1
+        try:
+            await self._slow.aclose()
+        finally:
+            if self._folder >= 0:
+                os.close(self._folder)
+                self._folder = -1
 
     async def __aenter__(self) -> Self:
         return self

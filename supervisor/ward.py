@@ -37,6 +37,8 @@ class Ward:
     """The user named it, in ``up`` or ``switch``."""
     wanted: Owner | None = None
     """Who wants it up now."""
+    was_wanted: Owner | None = None
+    """Who did when it began to end."""
     state: State = State.STOPPED
     cause: Cause | None = None
     """Why it is not up, when nobody stopped it."""
@@ -82,6 +84,20 @@ class Ward:
     def stopping(self) -> bool:
         """Whether its end has begun."""
         return self.state is State.STOPPING or (self.keeper is not None and self.keeper.cancelling() > 0)
+
+    @property
+    def unavailable(self) -> Error | None:
+        """What a request for it hears (HTTP 503) when it was given up."""
+        if self.state is not State.FAILED or self.cause is None:
+            return None
+        return Error(
+            f"{self.name} is not running: {self.cause.text}",
+            exit=Exit.CHILD,
+            hint=self.cause.hint,
+            status=503,
+            code="engine_unavailable",
+            retry=False if self.cause.permanent else None,
+        )
 
     @property
     def is_asked_for(self) -> bool:

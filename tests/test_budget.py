@@ -93,6 +93,22 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are() -> None:
     assert caught.value.hint == "--set device=CUDA0"
 
 
+def test_what_others_would_give_or_have_yet_to_take_changes_it() -> None:
+    found = budget.make("CUDA0", machine(CARD)).changed(500 * MIB, -2 * GIB)
+    assert (found.free_bytes, found.host_free_bytes) == (7600 * MIB, 10 * GIB)
+    assert (found.device, found.source, found.card) == (CARD.name, "free now", CARD)
+
+
+def test_no_budget_is_below_nothing() -> None:
+    found = budget.make("none", machine()).changed(-13 * GIB, -13 * GIB)
+    assert (found.free_bytes, found.host_free_bytes) == (0, 0)
+
+
+def test_without_others_it_is_the_same() -> None:
+    found = budget.make("none", machine())
+    assert found.changed(0, 0) is found
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [

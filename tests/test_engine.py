@@ -84,6 +84,17 @@ def test_the_named_engine_wins(home: paths.Home, tmp_path: Path) -> None:
     assert engine.locate(home, {"LLMCTL_ENGINE": str(server(tmp_path / "same"))}).known
 
 
+def test_a_named_engine_is_asked_its_version_once_and_again_when_it_changes(home: paths.Home, tmp_path: Path) -> None:
+    """Every swap plans anew while a request waits for it."""
+    asked = tmp_path / "asked"
+    one = script(tmp_path / "llama-server", f"echo x >>{asked}; echo 'version: 0.5.0 (build 11312, commit 0c1e57098)'")
+    for _ in range(2):
+        assert engine.locate(home, {"LLMCTL_ENGINE": str(one)}).build == 11312
+    assert asked.read_text() == "x\n"
+    server(one, 12000)
+    assert engine.locate(home, {"LLMCTL_ENGINE": str(one)}).build == 12000
+
+
 @pytest.mark.parametrize("build", [10741, 10748])
 def test_a_denied_build_is_refused(home: paths.Home, tmp_path: Path, build: int) -> None:
     with pytest.raises(Error, match=rf"b{build} .* must not be used: .*MTP") as caught:

@@ -60,7 +60,7 @@ def test_a_row_is_opened_at_admission_and_closed_with_what_was_learnt(book: Ledg
     opened = until(lambda: rows(path))[0]
     assert (opened["id"], opened["preset"], opened["route"], opened["stream"]) == (row.id, "tiny", CHAT, True)
     assert (opened["status"], opened["closed_at"], opened["completion_tokens"]) == ("open", None, None)
-    row.status, row.attempts = "ok", 2
+    row.status, row.attempts, row.dropped_turns = "ok", 2, 3
     book.close(row, lambda: Reading(12, 4, 11, 500.0, 100.0, 20, 15, "stop", sent_bytes=1234))
     closed = until(lambda: [each for each in rows(path) if each["status"] != "open"])[0]
     assert closed["closed_at"] >= closed["opened_at"] == opened["opened_at"]
@@ -80,6 +80,7 @@ def test_a_row_is_opened_at_admission_and_closed_with_what_was_learnt(book: Ledg
         "draft_accepted": 15,
         "finish_reason": "stop",
         "bytes": 1234,
+        "dropped_turns": 3,
     }
 
 
@@ -202,6 +203,57 @@ def test_a_kill_loses_nothing_that_is_older_than_250_ms(path: Path) -> None:
     assert old <= kept.keys()
     Ledger(path).shut()  # and the next start reads on
     assert {each["status"] for each in rows(path)} <= {"ok", "interrupted"}
+
+
+FIRST_SCHEMA = """
+CREATE TABLE requests (
+    seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, opened_at REAL NOT NULL, closed_at REAL, preset TEXT NOT NULL, route TEXT NOT NULL,
+    stream INTEGER NOT NULL, status TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, prompt_tokens INTEGER, cached_tokens INTEGER,
+    completion_tokens INTEGER, counted INTEGER, prefill_tps REAL, decode_tps REAL, draft_tokens INTEGER, draft_accepted INTEGER,
+    finish_reason TEXT, bytes INTEGER
+);
+INSERT INTO requests (id, opened_at, closed_at, preset, route, stream, status, attempts, completion_tokens)
+    VALUES ('req_1', 1.0, 2.0, 'tiny', '/v1/chat/completions', 1, 'ok', 1, 7);
+INSERT INTO requests (id, opened_at, preset, route, stream, status) VALUES ('req_2', 3.0, 'tiny', '/v1/chat/completions', 1, 'open');
+PRAGMA user_version = 1;
+"""
+"""What llmctl 0.1.0 wrote before truncation was a policy."""
+
+
+def test_an_older_file_is_taken_over_with_its_rows(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(FIRST_SCHEMA)
+    book = Ledger(path)
+    row = book.open("tiny", CHAT, stream=True)
+    row.status, row.dropped_turns = "ok", 4
+    book.close(row)
+    book.shut()
+    found = [(each["id"], each["status"], each["completion_tokens"], each["dropped_turns"]) for each in rows(path)]
+    assert found == [("req_1", "ok", 7, None), ("req_2", "interrupted", None, None), (row.id, "ok", None, 4)]
+    fresh = path.with_name("fresh.sqlite")
+    Ledger(fresh).shut()
+    for file in (path, fresh):  # the same table, however it came to be
+        with closing(sqlite3.connect(file)) as connection:
+            assert connection.execute("PRAGMA user_version").fetchone() == (ledger.SCHEMA,)
+            names = [each[1] for each in connection.execute("PRAGMA table_info(requests)")]
+            assert names[-1] == "dropped_turns"
+            assert len(names) == 20
+    Ledger(path).shut()  # and the next start finds nothing to do
+
+
+def test_an_older_file_is_taken_over_whole_or_not_at_all(path: Path) -> None:
+    path.parent.mkdir()
+    refuse = "CREATE TRIGGER refuse BEFORE UPDATE ON requests BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(f"{FIRST_SCHEMA} {refuse};")
+    with pytest.raises(Error, match="the disk is full"):
+        Ledger(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        connection.execute("DROP TRIGGER refuse")
+    Ledger(path).shut()
+    assert [each["status"] for each in rows(path)] == ["ok", "interrupted"]
 
 
 def test_a_newer_schema_is_refused_and_left_as_it_is(path: Path) -> None:

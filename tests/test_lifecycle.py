@@ -43,8 +43,27 @@ def test_whatever_runs_or_will_run_can_be_stopped(state: State) -> None:
 
 
 def test_only_warm_makes_ready_and_only_starting_takes_it() -> None:
+    """But for one that was ready already, and was about to go."""
     edges = [(state, event) for state, row in TRANSITIONS.items() for event, after in row.items() if after is State.READY]
-    assert edges == [(State.STARTING, Event.WARM)]
+    assert edges == [(State.STARTING, Event.WARM), (State.DRAINING, Event.RESUME)]
+
+
+def test_only_a_ready_one_drains() -> None:
+    edges = [(state, event) for state, row in TRANSITIONS.items() for event, after in row.items() if after is State.DRAINING]
+    assert edges == [(State.READY, Event.DRAIN)]
+
+
+@pytest.mark.parametrize("event", [Event.EXITED_WELL, Event.EXITED_TRANSIENT])
+def test_one_that_ends_while_it_drains_is_not_started_again(event: Event) -> None:
+    assert lifecycle.step(State.DRAINING, event) is State.STOPPED
+    assert lifecycle.step(State.READY, event) in (State.STARTING, State.BACKOFF)
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.STOPPED])
+def test_two_events_at_most_end_whatever_state_it_is_in(state: State) -> None:
+    """The arbiter relies on it for one that was cancelled before its first step."""
+    after = state if state is State.STOPPING else lifecycle.step(state, Event.STOP)
+    assert after is State.STOPPED or lifecycle.step(after, Event.GONE) is State.STOPPED
 
 
 def test_a_permanent_cause_is_never_followed_by_another_start() -> None:

@@ -13,6 +13,7 @@ import httpx2
 import psutil
 import pytest
 
+from supervisor import ledger
 from supervisor.units import MIB
 from tests import fakes
 from tests.conftest import WAIT_S, Box, Client, until
@@ -87,6 +88,16 @@ def test_a_faulty_body_is_the_clients_fault(healthy: Client, body: bytes, status
     assert (reply.status_code, error["code"], error["source"]) == (status, code, "llmctl")
     assert word in error["message"]
     assert error["try"]
+
+
+def test_a_refused_request_has_its_record_too(healthy: Client) -> None:
+    def refused() -> int:
+        rows = ledger.records(healthy.box.home.ledger, 1000)
+        return sum(row["status"] == "refused" and row["route"] == "/v1/completions" for row in rows)
+
+    assert refused() == 0
+    assert ask(healthy, "/v1/completions", model="gpt-4").status_code == 404
+    until(lambda: refused() == 1)
 
 
 @pytest.mark.parametrize(
@@ -397,8 +408,9 @@ def test_a_preset_of_another_kind_serves_its_own_route(
     error = chat.json()["error"]
     assert (chat.status_code, error["code"], error["try"]) == (400, "wrong_kind", route)
     assert error["message"] == f"tiny is a preset for {kind}, and /v1/chat/completions wants one for chat"
-    record = real_box.records()[-1]
+    record, refused = real_box.records()[-2:]
     assert (record["route"], record["status"], record["prompt_tokens"]) == (route, "ok", found["usage"]["prompt_tokens"])
+    assert (refused["route"], refused["status"], refused["preset"]) == ("/v1/chat/completions", "refused", "")
 
 
 def test_a_chat_preset_says_so_to_an_embedding_request(healthy: Client) -> None:

@@ -35,7 +35,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ),
     # 4 wiring
     (
-        *("connection", "line", "order", "catalog", "ward", "arbiter"),
+        *("connection", "line", "order", "catalog", "ward", "keeper", "arbiter"),
         *("reply", "length", "proxy", "control", "app", "serve"),
     ),
     # 5 edge
@@ -61,6 +61,7 @@ TESTED_IN = {
     "responses": "test_assemble",
     "native": "test_assemble",
     "ward": "test_arbiter",
+    "keeper": "test_arbiter",
     "running": "test_control",
     "catalog": "test_arbiter",
     "length": "test_shorten",

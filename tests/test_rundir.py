@@ -324,12 +324,26 @@ def test_a_description_that_says_nothing_is_none(text: str, folder: Path) -> Non
 
 def test_children_are_noted_while_they_live(folder: Path) -> None:
     with rundir.claim(folder, ("tiny",), "x") as owned, sleeper() as child:
-        owned.note_children([child.pid, gone_process().pid])
+        owned.note_children({"tiny": child.pid, "other": gone_process().pid})
         found = rundir.read(folder)
         assert found is not None
         assert found.children == (Process.of(child.pid),)
-        owned.note_children([])
+        owned.note_children({})
         assert rundir.read(folder) == replace(found, children=())
+
+
+def test_the_folders_of_all_that_ran_are_removed_also_of_those_that_nobody_ordered(folder: Path) -> None:
+    with rundir.claim(folder, ("tiny",), "x") as owned, sleeper() as child:
+        for name in ("tiny", "asked_for", "tiny"):
+            owned.child_folder(name).mkdir(exist_ok=True)
+            owned.note_children({name: child.pid})
+        found = rundir.read(folder)
+        assert found is not None
+        assert found.presets == ("tiny", "asked_for")
+        stranger = folder / "stranger"
+        stranger.mkdir()
+        owned.note_children({})
+    assert list(folder.iterdir()) == [stranger]
 
 
 def test_a_zombie_counts_as_gone() -> None:
