@@ -42,7 +42,7 @@ class Offer(Enum):
     SHED = auto()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A request's place in the queue."""
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, StrictBool, ValidationError
 from pydantic_core import from_json
@@ -52,8 +51,7 @@ class _Fields(BaseModel):
     max_output_tokens: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """One request's wishes, as far as the front door heeds them."""
 
     api: Api

@@ -86,8 +86,7 @@ class Connection(HttpToolsProtocol):
     def cut(self) -> None:
         """End the request in work, because llmctl stops: its task learns it as a cancellation with :attr:`was_cut` set."""
         self.was_cut = True
-        if self._task is not None and not self._task.done():
-            self._task.cancel("llmctl stops")
+        self._cancel("llmctl stops")
 
     def forget_body(self) -> None:
         """Close after this reply if the request's body isn't whole: what comes of it would be taken for the next request."""
@@ -159,8 +158,7 @@ class Connection(HttpToolsProtocol):
             self.source.abort()  # now, and not when the cancelled task runs: a closed transport takes no chunk
         self._head_is_in()
         super().connection_lost(exc)
-        if self._task is not None and not self._task.done():
-            self._task.cancel("the client has left")
+        self._cancel("the client has left")
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
@@ -260,6 +258,11 @@ class Connection(HttpToolsProtocol):
         self._task = task = self.loop.create_task(cycle.run_asgi(app), name="request")  # in server_state.tasks, drained by serve
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
+
+    def _cancel(self, why: str) -> None:
+        """End the request's task; in the next turn of the loop, so that one which came in this turn begins first, and has a record."""
+        if self._task is not None and not self._task.done():
+            self.loop.call_soon(self._task.cancel, why)
 
     def _count_head(self, count: int) -> None:
         self._head_bytes += count

@@ -7,8 +7,7 @@ mid-stream are one path. Leaving is a cancellation: :mod:`~supervisor.connection
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
@@ -35,8 +34,7 @@ DROPPED_HEADER: Final = b"x-llmctl-dropped-turns"
 """How many turns of a dialogue were left out, on the answer of a preset with ``truncate: oldest``."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Guest:
+class _Guest(NamedTuple):
     """A request's client in the line of a child."""
 
     client: Connection
@@ -71,8 +69,8 @@ class Proxy:
             if body is None:
                 body = await read_body(scope, receive)
             ask = Ask.parse(body, route)
-            ward = await self._ward(ask, route)
-            ticket = Ticket(ask.cost if route.decodes else 0, _party(scope, client), _is_batch(scope, ask))
+            ward = self._up(ask, route) or await self._ward(ask, route)
+            ticket = Ticket(ask.cost if route.decodes else 0, *_rank(scope, client, ask))
             row = self._ledger.open(ward.name, route.path, stream=ask.streams)
             answer = reply.choose(route, ask, body)(client, send, row, route)
             answer.model = ward.name
@@ -91,6 +89,11 @@ class Proxy:
         row = self._ledger.open("", route.path, stream=False)
         row.status = status  # type: ignore[assignment]
         self._ledger.close(row)
+
+    def _up(self, ask: Ask, route: Route) -> Ward | None:
+        """The ward of the preset that is named and up, as it mostly is; spares the rest of the question."""
+        ward = self._arbiter.wards.get(ask.model or "")
+        return ward if ward is not None and ward.upstream is not None and route.kind in (None, ward.asked.kind) else None
 
     async def _ward(self, ask: Ask, route: Route) -> Ward:
         """The ward of the preset it is for. Raises :class:`Error`: 404 an unknown one, 400 a wrong one, 503 one that can't run."""
@@ -148,23 +151,23 @@ class Proxy:
     ) -> tuple[Upstream, bytes]:
         """Wait for a place at a ready child; its face, and the body as it may be sent there."""
         guest = _Guest(client, answer, ward.preset.wait_comments)
-        fits = False
-        if ward.upstream is not None:
-            body, fits = await self._fit(ward.upstream, ward, answer, ask, body), True
+        is_long = len(body) > (ward.slot_context or ward.preset.slot_context)
+        if is_long and ward.upstream is not None:
+            body, is_long = await self._fit(ward.upstream, ward, answer, ask, body), False
         while True:
-            await ward.line.enter(ticket, guest)
+            if not ward.line.offer(ticket, guest):
+                await ward.line.wait(ticket, guest)
             if (upstream := ward.upstream) is not None:
                 break
             ward.line.leave(ticket)  # the child ended in the very turn in which it let us in
-        if not fits:
+        if is_long:
             body = await self._fit(upstream, ward, answer, ask, body)
         return upstream, body
 
     @staticmethod
     async def _fit(upstream: Upstream, ward: Ward, answer: Reply, ask: Ask, body: bytes) -> bytes:
+        """The body as it fits a slot. Raises :class:`Error` (HTTP 400) when it can't."""
         context = ward.slot_context or ward.preset.slot_context
-        if len(body) <= context:
-            return body
         body, dropped = await length.fit(upstream, answer.route, ask, body, ward.preset, context)
         if dropped:
             answer.row.dropped_turns = dropped
@@ -172,29 +175,29 @@ class Proxy:
         return body
 
 
-def _party(scope: Scope, client: Connection) -> str:
-    """Whose turn a request takes: that of the key it comes with, else of its address. Never written anywhere."""
+def _rank(scope: Scope, client: Connection, ask: Ask) -> tuple[str, bool]:
+    """Whose turn a request takes, and whether it is of the class that may wait.
+
+    Whose: that of the key it comes with, else of its address; never written anywhere. Raises :class:`Error` (HTTP 400) for a class that
+    there isn't.
+    """
+    party, said = "", ""
     for name, value in scope["headers"]:
         if name in (b"authorization", b"x-api-key"):
-            return f"key {hash(value)}"
-    return client.client[0] if client.client else ""
-
-
-def _is_batch(scope: Scope, ask: Ask) -> bool:
-    """Whether it is of the class that may wait. Raises :class:`Error` (HTTP 400) for a class that there isn't."""
-    headers: list[tuple[bytes, bytes]] = scope["headers"]
-    said = next((value.decode("latin-1") for name, value in headers if name == CLASS_HEADER), None)
-    if said is None:
-        return ask.service_tier == "flex"
-    if said not in ("interactive", "batch"):
-        raise Error(
-            f"X-Request-Class is {said!r}, and there is: interactive, batch",
-            exit=Exit.USAGE,
-            hint="X-Request-Class: batch",
-            status=400,
-            code="invalid_request_error",
-        )
-    return said == "batch"
+            party = f"key {hash(value)}"
+        elif name == CLASS_HEADER:
+            said = value.decode("latin-1")
+            if said not in ("interactive", "batch"):
+                raise Error(
+                    f"X-Request-Class is {said!r}, and there is: interactive, batch",
+                    exit=Exit.USAGE,
+                    hint="X-Request-Class: batch",
+                    status=400,
+                    code="invalid_request_error",
+                )
+    if not party and client.client:
+        party = client.client[0]
+    return party, (said or ("batch" if ask.service_tier == "flex" else "")) == "batch"
 
 
 def _engine_died(name: str, why: str) -> Error:

@@ -167,6 +167,26 @@ def test_a_request_cut_at_every_byte_is_one_request() -> None:
     serve(answer, story)
 
 
+def test_a_client_that_leaves_in_the_very_turn_of_its_request_was_there() -> None:
+    silent = Silent()
+    seen: list[Connection] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope[KEY])
+        await (answer if len(seen) == 1 else silent)(scope, receive, send)
+
+    async def story(connect: Callable[[], Client], door: Door) -> None:
+        client = connect()
+        await client.send(GET)
+        await client.until(b"hello")
+        seen[0].data_received(GET)
+        seen[0].connection_lost(None)
+        await silent.ended.wait()
+        assert (silent.count, silent.gone) == (1, True)
+
+    serve(app, story)
+
+
 # Heads are bounded.
 
 
