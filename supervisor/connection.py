@@ -10,6 +10,7 @@ uvicorn's internals are used on purpose, its version range is pinned, and ``test
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import Iterable
 from email.utils import formatdate
@@ -260,9 +261,14 @@ class Connection(HttpToolsProtocol):
         self.tasks.add(task)
 
     def _cancel(self, why: str) -> None:
-        """End the request's task; in the next turn of the loop, so that one which came in this turn begins first, and has a record."""
-        if self._task is not None and not self._task.done():
-            self.loop.call_soon(self._task.cancel, why)
+        """End the request's task; one that came in this very turn of the loop begins first, so that it has a record."""
+        task = self._task
+        if task is None or task.done():
+            return
+        if inspect.getcoroutinestate(task.get_coro()) == inspect.CORO_CREATED:  # type: ignore[arg-type]
+            self.loop.call_soon(task.cancel, why)
+        else:
+            task.cancel(why)
 
     def _count_head(self, count: int) -> None:
         self._head_bytes += count

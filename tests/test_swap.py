@@ -24,7 +24,7 @@ from supervisor import memory
 from supervisor.errors import Exit
 from supervisor.units import MIB
 from tests import console, fakes
-from tests.conftest import WAIT_S, Box, Client, until
+from tests.conftest import WAIT_S, Box, Client, press, until
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -184,8 +184,7 @@ def test_queue_0_refuses_who_finds_all_slots_taken_and_loads_all_the_same(fake_b
     reply = ask(client, "other")
     assert said(reply) == (429, "queue_full")
     assert int(reply.headers["retry-after"]) >= 1
-    client.process.send_signal(signal.SIGTERM)
-    client.process.send_signal(signal.SIGTERM)
+    press(client.process)  # which ends the stream
 
 
 def test_max_wait_ends_a_wait_for_a_load_that_takes_too_long(fake_box: Boxes) -> None:
@@ -445,7 +444,7 @@ def test_told_twice_it_refuses_who_waits_for_a_load(fake_box: Boxes, pool: Threa
     waits = pool.submit(ask, client, "other")
     until(lambda: starts(box) == ["tiny", "other"])
     client.process.send_signal(signal.SIGTERM)
-    until(lambda: "draining" in (box.root / "up.log").read_text())
+    until(lambda: "draining: " in (box.root / "up.log").read_text())
     client.process.send_signal(signal.SIGTERM)
     assert said(waits.result(WAIT_S)) == (503, "stopping")
     assert client.process.wait(WAIT_S) == 0
