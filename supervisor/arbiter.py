@@ -23,7 +23,7 @@ from typing import Any, Final
 from supervisor import keeper, placement
 from supervisor.catalog import Catalog, Launch, not_here
 from supervisor.errors import Error, Exit
-from supervisor.lifecycle import Event, Owner, State
+from supervisor.lifecycle import Cause, Event, Owner, State
 from supervisor.line import Line
 from supervisor.units import duration
 from supervisor.ward import Ward
@@ -103,8 +103,9 @@ class Arbiter:
         for name in names:
             ward = self.ward(name)
             ward.ordered, ward.wanted, ward.problem = True, Owner.USER, None
-            if ward.state is State.FAILED:
+            if ward.state in (State.FAILED, State.STOPPED):
                 ward.cause = None
+            if ward.state is State.FAILED:
                 ward.move(Event.STOP)
                 ward.budget.forgive()
             self._stir(ward)
@@ -160,9 +161,12 @@ class Arbiter:
 
     async def _bring(self, ward: Ward) -> None:
         """Make room for it and start it."""
-        ward.asked_s = time.monotonic()
+        ward.asked_s, owner = time.monotonic(), ward.wanted
         try:
             await self._place(ward)
+            if ward.state is State.STOPPED and owner is Owner.USER:
+                ward.cause = Cause("it is no longer wanted", permanent=False, hint=f"llmctl switch {ward.name}")
+                ward.tell()
         except Error as error:
             log.warning("%s can't be started: %s", ward.name, error.message)
             ward.problem = _cannot_start(error)
@@ -268,6 +272,7 @@ class Arbiter:
         for each in self.wards.values():
             each.ended_s = -math.inf  # what it freed is there
         ward.launch, ward.problem, ward.cause = launch, None, None
+        ward.line.bound(limit=launch.preset.queue, max_wait_s=launch.preset.max_wait)
         ward.wanted = ward.wanted or Owner.REQUEST
         ward.loaded = 0.0
         ward.move(Event.START)

@@ -77,7 +77,9 @@ class Ask(NamedTuple):
         except ValidationError as exc:
             fault = exc.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in fault["loc"])
-            raise _unusable(f"{field}: {fault['msg']}" if field else str(fault["msg"])) from exc
+            if field:
+                raise _unusable(f"{field}: {fault['msg']}", f"another {field}, or none") from exc
+            raise _unusable(str(fault["msg"])) from exc
         except ValueError as exc:
             raise _unusable(f"Invalid JSON: {exc}") from exc
         return cls(
@@ -140,11 +142,11 @@ def _int32(said: float) -> int:
     return int(said) if math.isfinite(said) else 0
 
 
-def _unusable(why: str) -> Error:
+def _unusable(why: str, hint: str = "send a JSON object") -> Error:
     return Error(
         f"the request's body can't be used: {why}",
         exit=Exit.USAGE,
-        hint="send a JSON object",
+        hint=hint,
         status=400,
         code="invalid_request_error",
     )

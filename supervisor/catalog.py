@@ -71,6 +71,8 @@ class Catalog:
     def __init__(self, home: Home, orders: Sequence[Order], owned: RunDir) -> None:
         """``orders`` are what ``up`` was given, planned. Raises :class:`Error` (exit code 3) when their names and aliases clash."""
         self.presets: Mapping[str, Preset] = MappingProxyType({})
+        self.faults: Mapping[str, Error] = MappingProxyType({})
+        """What a request for one that can't be read hears (HTTP 503)."""
         self.ordered = tuple(order.name for order in orders)
         self._home = home
         self._owned = owned
@@ -95,6 +97,7 @@ class Catalog:
 
     def _read(self) -> None:
         found = {name: order.preset for name, order in self._orders.items()}
+        faults: dict[str, Error] = {}
         for name in preset.names(self._home):
             if name in found:
                 continue
@@ -102,12 +105,14 @@ class Catalog:
                 read = preset.load(name, self._home)
             except Error as error:
                 log.warning("the preset %s is left out: %s", name, error.message)
+                said = f"the preset {name} can't be read: {error.message}"
+                faults[name] = Error(said, exit=error.exit, hint=error.hint, status=503, code="faulty_preset", retry=False)
                 continue
             if clash := routing.clash({**found, name: read}):
                 log.warning("%s: those of %s are left out", clash, name)
                 read = dataclasses.replace(read, aliases=(), default=False)
             found[name] = read
-        self.presets = MappingProxyType(found)
+        self.presets, self.faults = MappingProxyType(found), MappingProxyType(faults)
 
     def _folders(self) -> tuple[Path, Path]:
         return self._home.presets, paths.data_folder("presets")

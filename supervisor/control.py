@@ -45,7 +45,8 @@ class Control:
         """200 when what ``up`` was given can answer or be started, else 503 and the states."""
         wards = self._arbiter.wards.values()
         states = {ward.name: ward.state.value for ward in wards}
-        sick = any(ward.state in (State.FAILED, State.BACKOFF) or (ward.ordered and ward.ready_s is None) for ward in wards)
+        ordered = [ward for ward in wards if ward.ordered]  # not what some client asked for
+        sick = any(ward.state in (State.FAILED, State.BACKOFF) or ward.ready_s is None for ward in ordered)
         return JSONResponse({"status": "unavailable" if sick else "ok", "presets": states}, 503 if sick else 200)
 
     async def models(self, _: Request) -> Response:
@@ -63,8 +64,9 @@ class Control:
         return JSONResponse(self._model(found))
 
     def _servable(self) -> dict[str, Preset]:
-        presets = self._arbiter.catalog.presets
-        return {name: preset for name, preset in presets.items() if self._arbiter.catalog.here(name)}
+        catalog = self._arbiter.catalog
+        found = {name: preset for name, preset in catalog.presets.items() if catalog.here(name)}
+        return {**found, **{ward.name: ward.preset for ward in self._arbiter.wards.values() if ward.upstream is not None}}
 
     def _model(self, name: str) -> dict[str, Any]:
         ward = self._arbiter.wards.get(name)
@@ -139,26 +141,32 @@ class Control:
 
     async def switch(self, request: Request) -> Response:
         """Have this preset up in the place of those that were ordered before: 202, and events say how it goes."""
-        ward = await self._named(request)
+        ward = self._arbiter.ward(await self._named(request))
         self._arbiter.want(ward.name)
         return JSONResponse({"preset": ward.name, "state": ward.state.value}, 202)
 
     async def unload(self, request: Request) -> Response:
         """Stop this preset's child when what it has in work has ended: 202. The next request starts it again."""
-        ward = await self._named(request)
-        self._arbiter.unload(ward)
-        return JSONResponse({"preset": ward.name, "state": ward.state.value}, 202)
+        name = await self._named(request)
+        ward = self._arbiter.wards.get(name)
+        if ward is not None:
+            self._arbiter.unload(ward)
+        return JSONResponse({"preset": name, "state": (ward.state if ward else State.STOPPED).value}, 202)
 
-    async def _named(self, request: Request) -> Ward:
-        """The ward of the preset in the body: ``{"preset": NAME}``. Raises :class:`Error`."""
+    async def _named(self, request: Request) -> str:
+        """The preset in the body, which is one that there is, or runs still: ``{"preset": NAME}``. Raises :class:`Error`."""
         self._let_in(request)
         name = _preset_in(await _body(request))
         catalog = self._arbiter.catalog
         if name not in catalog.presets:
             await asyncio.to_thread(catalog.refresh)
-        if name not in catalog.presets:
-            raise routing.unknown(name, list(catalog.presets.values()))
-        return self._arbiter.ward(name)
+        if name in catalog.faults:
+            raise catalog.faults[name]
+        if name not in catalog.presets and name not in self._arbiter.wards:
+            known = ", ".join(catalog.presets)
+            said = f"there is no preset {name[:100]!r}; there are: {known}"
+            raise Error(said, exit=Exit.CONFIG, hint="llmctl presets", status=404, code="preset_not_found")
+        return name
 
     def _let_in(self, request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")

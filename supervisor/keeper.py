@@ -91,7 +91,7 @@ async def _live(ward: Ward, children_changed: Callable[[], None]) -> tuple[Event
     except OSError as exc:
         problem = Cause(f"it can't be reached: {exc}", permanent=False)
     except asyncio.CancelledError:
-        ward.cause = Cause("it is being stopped", permanent=False)
+        ward.cause = Cause("it was stopped", permanent=False, hint=f"llmctl switch {ward.name}")
         ward.line.close()
         ward.move(Event.STOP)
         raise

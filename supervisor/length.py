@@ -42,7 +42,7 @@ async def fit(upstream: Upstream, route: Route, ask: Ask, body: bytes, preset: P
     groups = search.found
     if groups is None:  # the last count was of the last exchange alone: it may take the room of its answer
         if left >= context:
-            raise TooLong(tokens, context, hint=_HINT)
+            raise TooLong(left, context, hint=_HINT)
         groups = turns.groups
     return turns.without(groups), turns.left_out(groups)
 

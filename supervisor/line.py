@@ -114,6 +114,10 @@ class Line:
         self.admission.places, self.admission.limit, self.admission.opened = places, self._limit, True
         self._grant(self.admission.admit(self._loop.time()))
 
+    def bound(self, *, limit: int, max_wait_s: float) -> None:
+        """From here on so many may wait for so long; those who wait already keep their word."""
+        self._limit, self.max_wait_s = limit, max_wait_s
+
     def close(self) -> None:
         """The child takes no more: who comes now waits. So many more than the limit may as have a place as soon as it opens."""
         self.admission.limit = self._limit + self.admission.places

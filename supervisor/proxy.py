@@ -93,11 +93,17 @@ class Proxy:
     def _up(self, ask: Ask, route: Route) -> Ward | None:
         """The ward of the preset that is named and up, as it mostly is; spares the rest of the question."""
         ward = self._arbiter.wards.get(ask.model or "")
-        return ward if ward is not None and ward.upstream is not None and route.kind in (None, ward.asked.kind) else None
+        return ward if ward is not None and ward.upstream is not None and route.kind in (None, ward.preset.kind) else None
 
     async def _ward(self, ask: Ask, route: Route) -> Ward:
         """The ward of the preset it is for. Raises :class:`Error`: 404 an unknown one, 400 a wrong one, 503 one that can't run."""
         catalog = self._arbiter.catalog
+        if ask.model is not None and not routing.is_known(
+            ask.model, catalog.presets
+        ):  # the default preset isn't meant for a new one
+            await asyncio.to_thread(catalog.refresh)
+            if problem := catalog.faults.get(ask.model):
+                raise problem
         try:
             name = routing.resolve(ask.model, route, catalog.presets, catalog.ordered, catalog.here)
         except Error:

@@ -105,7 +105,8 @@ class Reply(ABC):
 
     def fail(self, problem: Error) -> None:
         """The answer won't be whole. Raises ``problem`` if no head went out yet; else it becomes an event, and the connection is cut."""
-        log.warning("%s: %s", self.row.id, problem.message)
+        # What a client did wrong, or is refused for the time being, is in its answer and its record: a flood of it isn't one in the log.
+        log.log(logging.WARNING if problem.status in (500, 502) else logging.DEBUG, "%s: %s", self.row.id, problem.message)
         if not self.begun:
             raise problem
         self._cut(fault.of(problem))

@@ -29,6 +29,11 @@ def resolve(
     raise _wrong_kind(presets[name], route, fit) if name is not None else unknown(model, fit)
 
 
+def is_known(model: str, presets: Mapping[str, Preset]) -> bool:
+    """Whether it is a preset's name or alias."""
+    return model in presets or any(model in preset.aliases for preset in presets.values())
+
+
 def _named(model: str | None, presets: Mapping[str, Preset]) -> str | None:
     if model is not None:
         if model in presets:  # (1)
@@ -62,7 +67,7 @@ def clash(presets: Mapping[str, Preset]) -> str | None:
 
 def unknown(model: str | None, presets: Sequence[Preset]) -> Error:
     """The :class:`Error` (HTTP 404, or 400 for no name at all) that says which presets there are."""
-    said = f"the model {model!r} does not exist" if model is not None else "the request names no model"
+    said = f"the model {_short(model)!r} does not exist" if model is not None else "the request names no model"
     known = ", ".join(preset.name for preset in presets)
     return Error(
         f"{said}; there is: {known or 'none'}",
@@ -81,3 +86,8 @@ def _wrong_kind(preset: Preset, route: Route, fit: Sequence[Preset]) -> Error:
         status=400,
         code="wrong_kind",
     )
+
+
+def _short(name: str) -> str:
+    """A name as it may stand in a sentence."""
+    return name if len(name) <= 100 else f"{name[:100]}…"

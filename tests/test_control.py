@@ -138,12 +138,10 @@ def test_another_method_is_a_405_that_names_the_right_one(served: Client, path: 
         (b'{"preset": ["tiny"]}', 400, "invalid_request_error"),
         (b'{"preset": "\xff"}', 400, "invalid_request_error"),
         (b"[" * 4000, 400, "invalid_request_error"),
-        (b'{"preset": "nobody"}', 404, "model_not_found"),
-        (b'{"preset": "\\ud800"}', 404, "model_not_found"),
-        (b'{"preset": "../../etc/passwd"}', 404, "model_not_found"),
-        (b'{"preset": "/no/such.gguf"}', 404, "model_not_found"),
-        (b'{"preset": "turbo_4b"}', 503, "model_not_downloaded"),
-        (b'{"preset": "gone"}', 503, "model_not_downloaded"),
+        (b'{"preset": "nobody"}', 404, "preset_not_found"),
+        (b'{"preset": "\\ud800"}', 404, "preset_not_found"),
+        (b'{"preset": "../../etc/passwd"}', 404, "preset_not_found"),
+        (b'{"preset": "/no/such.gguf"}', 404, "preset_not_found"),
         (b'{"preset": "tiny", "x": "' + b"y" * 100_000 + b'"}', 413, "body_too_large"),
     ],
 )
@@ -219,6 +217,17 @@ def test_health_is_ill_while_a_preset_has_failed(fake_box: Boxes, document: dict
         reply = http.post("/llmctl/unload", json={"preset": "other"})  # nobody wants it any more
         assert checked(document, "/llmctl/unload", reply) == {"preset": "other", "state": "stopped"}
         assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["turbo_4b", "gone"])
+def test_what_is_not_here_can_not_be_switched_to_and_is_unloaded_already(
+    served: Client, document: dict[str, Any], name: str
+) -> None:
+    with served.admin as http:
+        reply = http.post("/llmctl/switch", json={"preset": name})
+        assert (reply.status_code, checked(document, "/llmctl/switch", reply)["error"]["code"]) == (503, "model_not_downloaded")
+        reply = http.post("/llmctl/unload", json={"preset": name})
+        assert (reply.status_code, checked(document, "/llmctl/unload", reply)) == (202, {"preset": name, "state": "stopped"})
 
 
 def events(reply: httpx2.Response) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -478,16 +479,22 @@ def refusing(module_fake_box: Boxes) -> Client:
 
 
 @pytest.mark.parametrize("verb", ["switch", "unload"])
-@pytest.mark.parametrize(
-    ("name", "code", "word"),
-    [("nobody", Exit.CONFIG, "'nobody' does not exist"), ("turbo_4b", Exit.MODEL, "is not on this machine")],
-)
-def test_what_a_command_can_not_name(refusing: Client, verb: str, name: str, code: Exit, word: str) -> None:
-    done = command(refusing.box, verb, name)
-    assert done.returncode == code
+def test_a_command_that_names_nobody_says_who_there_is(refusing: Client, verb: str) -> None:
+    done = command(refusing.box, verb, "nobody")
+    assert done.returncode == Exit.CONFIG
     error, hint = done.stderr.splitlines()[-2:]
-    assert word in error
-    assert hint == f"try: llmctl pull {name}" if code is Exit.MODEL else hint.startswith("try: ")
+    assert "there is no preset 'nobody'; there are: tiny, " in error
+    assert hint == "try: llmctl presets"
+
+
+def test_what_was_never_fetched_can_not_be_switched_to_and_is_unloaded_already(refusing: Client) -> None:
+    done = command(refusing.box, "switch", "turbo_4b")
+    assert done.returncode == Exit.MODEL
+    error, hint = done.stderr.splitlines()[-2:]
+    assert "is not on this machine" in error
+    assert hint == "try: llmctl pull turbo_4b"
+    done = command(refusing.box, "unload", "turbo_4b")
+    assert (done.returncode, done.stderr) == (0, "turbo_4b is not loaded\n")
 
 
 def test_switch_to_what_does_not_fit_beside_a_pinned_one_is_exit_code_4(refusing: Client) -> None:
@@ -550,3 +557,83 @@ def test_pull_has_the_files_here_and_starts_nothing(fake_box: Boxes) -> None:
     assert command(box, "pull", "nobody").returncode == Exit.CONFIG
     assert command(box, "pull", "gone").returncode == Exit.MODEL
     assert starts(box) == []
+
+
+# What changes while it runs
+
+
+def test_a_switch_that_another_one_overtakes_says_so(fake_box: Boxes, pool: ThreadPoolExecutor) -> None:
+    box = fake_box(tokens=2)
+    client = crowded(box)
+    running = Streaming(pool, client, "tiny", fake={"tokens": 400, "pace_s": 0.02})
+    until(lambda: running.got)
+    overtaken = subprocess.Popen(
+        [sys.executable, "-m", "supervisor", "switch", "other"],
+        env=box.env,
+        text=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    until(lambda: client.presets()["tiny"]["state"] == "draining")
+    assert command(box, "switch", "tiny").returncode == 0
+    _, error = overtaken.communicate(timeout=WAIT_S)
+    assert overtaken.returncode == Exit.CHILD
+    assert "error: other is not running: it is no longer wanted\ntry: llmctl switch other" in error
+    assert client.presets()["tiny"]["state"] == "ready"
+    running.whole()
+
+
+def test_a_default_preset_does_not_hide_a_new_one(fake_box: Boxes) -> None:
+    box = fake_box(tokens=2)
+    client = up(box, "default=on")
+    assert ask(client, "new").json()["model"] == "tiny"
+    box.preset("new")
+    assert ask(client, "new").json()["model"] == "new"
+    (box.home.presets / "odd.yaml").write_text("slotz: 1\n")
+    reply = ask(client, "odd")
+    assert said(reply) == (503, "faulty_preset")
+    assert "odd.yaml:1: " in reply.json()["error"]["message"]
+
+
+def test_a_preset_whose_file_is_gone_can_still_be_unloaded(fake_box: Boxes) -> None:
+    box = fake_box(tokens=2)
+    client = up(box)
+    box.preset("other")
+    assert ask(client, "other").status_code == 200
+    (box.home.presets / "other.yaml").unlink()
+    assert said(ask(client, "nobody")) == (404, "model_not_found")  # the folder was read anew
+    with client.http as http:
+        assert http.get("/v1/models/other").status_code == 200  # it answers
+    assert command(box, "unload", "other").returncode == 0
+    until(lambda: client.presets()["other"]["state"] == "stopped")
+    with client.http as http:
+        assert http.get("/v1/models/other").status_code == 404
+    gone = command(box, "unload", "nobody")
+    assert gone.returncode == Exit.CONFIG
+    assert "error: there is no preset 'nobody'; there are: " in gone.stderr
+    assert gone.stderr.endswith("try: llmctl presets\n")
+
+
+def test_an_edited_preset_is_heeded_at_its_next_start(fake_box: Boxes, pool: ThreadPoolExecutor) -> None:
+    box = fake_box(tokens=2)
+    client = up(box)
+    box.preset("other")
+    assert ask(client, "other").status_code == 200
+    assert command(box, "unload", "other").returncode == 0
+    until(lambda: client.presets()["other"]["state"] == "stopped")
+    box.preset("other", slots=1, queue=0)
+    running = Streaming(pool, client, "other", fake={"tokens": 400, "pace_s": 0.02})
+    until(lambda: running.got)
+    assert said(ask(client, "other")) == (429, "queue_full")
+    press(client.process)
+
+
+def test_a_preset_that_a_client_asked_for_and_that_fails_makes_nothing_else_ill(fake_box: Boxes) -> None:
+    box = fake_box(tokens=2)
+    client = up(box)
+    box.preset("other")
+    fakes.tune(box.engine.parent, **TOO_OLD)
+    assert said(ask(client, "other")) == (503, "engine_unavailable")
+    with client.http as http:
+        reply = http.get("/health")
+    assert (reply.status_code, reply.json()["presets"]) == (200, {"tiny": "ready", "other": "failed"})
