@@ -1060,7 +1060,7 @@ async def walk(shelf: Shelf, draw: random.Random, steps: int) -> dict[str, int]:
     return ends
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 @pytest.mark.parametrize("kind", ["host", "card that lags"])
 def test_whatever_happens_every_request_comes_to_an_end(shelf: Shelf, seed: int, kind: str) -> None:
     shelf.add("a", 5, hold=1).add("b", 5).add("c", 3, slots=1)

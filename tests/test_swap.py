@@ -288,8 +288,7 @@ def test_who_leaves_before_the_swap_leaves_everything_as_it_was(fake_box: Boxes,
     assert ask(client, "tiny").status_code == 200  # beside the one that still runs
     assert starts(client.box) == ["tiny"]
     assert [row["status"] for row in client.box.closed_records(2)] == ["open", "cancelled", "ok"]
-    client.process.send_signal(signal.SIGTERM)
-    client.process.send_signal(signal.SIGTERM)
+    press(client.process)  # which ends the stream
 
 
 def test_a_pinned_preset_gives_way_to_none(fake_box: Boxes) -> None:
@@ -565,7 +564,7 @@ def test_pull_has_the_files_here_and_starts_nothing(fake_box: Boxes) -> None:
 def test_a_switch_that_another_one_overtakes_says_so(fake_box: Boxes, pool: ThreadPoolExecutor) -> None:
     box = fake_box(tokens=2)
     client = crowded(box)
-    running = Streaming(pool, client, "tiny", fake={"tokens": 400, "pace_s": 0.02})
+    running = Streaming(pool, client, "tiny", fake={"tokens": 150, "pace_s": 0.02})
     until(lambda: running.got)
     overtaken = subprocess.Popen(
         [sys.executable, "-m", "supervisor", "switch", "other"],

@@ -314,7 +314,18 @@ def comparable(reply: object) -> Any:
     return json.loads(json.dumps(reply), object_pairs_hook=pairs)
 
 
-SLOW = ("tool call cut", "tool calls and n", "response tool calls", "message tool calls")
+SLOW = (
+    *("tool call cut", "tool calls and n", "response tool calls", "message tool calls"),
+    *(
+        "talking tool call",
+        "response tool call",
+        "json schema",
+        "reasoning raw",
+        "reasoning legacy",
+        "response schema",
+        "json object",
+    ),
+)
 """A quarter of a minute for what other cases mostly show."""
 
 

@@ -596,8 +596,13 @@ def main(argv: list[str]) -> NoReturn:
     journal("start", argv=argv, env=sorted(os.environ), ppid=os.getppid(), cwd=os.getcwd())
     loop = uvloop.new_event_loop()
     engine = Engine(loop, Options.read(argv), knobs, journal)
-    loop.run_until_complete(engine.listen())
-    loop.run_forever()
+
+    async def live() -> None:
+        # In one run: a signal that comes between two runs of uvloop's loop is lost.
+        await engine.listen()
+        await loop.create_future()
+
+    loop.run_until_complete(live())
     raise AssertionError("the loop ends only with the process")
 
 
