@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 
 help:
 	@echo 'make run [PRESET=tiny]  build the engine once, fetch the model, serve, print the address'
-	@echo 'make test               the suite (under 4 minutes on two cores, with the engine built)'
+	@echo 'make test               the suite (about 5 minutes on two cores, with the engine built)'
 	@echo 'make test-all           and the slow tests'
 	@echo 'make check              format, lint, types, then the suite'
 	@echo 'make fix                mend format and lint'
