@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from supervisor import argv, hardware, paths, placement, preset, routing, store
+from supervisor import argv, hardware, placement, preset, routing, store
 from supervisor.allocation import Allocation
 from supervisor.budget import CPU
 from supervisor.errors import Error, Exit
@@ -90,7 +90,7 @@ class Catalog:
     def refresh(self) -> None:
         """Read the presets again if a file was changed. Of several who call it at once, all return when they are read."""
         with self._reading:
-            seen = tuple(entry for folder in self._folders() for entry in _versions(folder))
+            seen = tuple(entry for folder in preset.folders(self._home) for entry in _versions(folder))
             if seen != self._seen:
                 self._read()
                 self._seen = seen
@@ -113,9 +113,6 @@ class Catalog:
                 read = dataclasses.replace(read, aliases=(), default=False)
             found[name] = read
         self.presets, self.faults = MappingProxyType(found), MappingProxyType(faults)
-
-    def _folders(self) -> tuple[Path, Path]:
-        return self._home.presets, paths.data_folder("presets")
 
     def here(self, name: str) -> bool:
         """Whether the model files of a preset are on this machine; ``up`` has fetched those of what it was given."""

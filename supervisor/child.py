@@ -98,7 +98,7 @@ class Child:
 
     def anonymous_bytes(self) -> int:
         """Memory of its own that it holds now (RssAnon); a mapped file's pages are the page cache's. 0 when it is gone."""
-        return _status_bytes(self.pid, "RssAnon:")
+        return anonymous_bytes(self.pid)
 
     def read_bytes(self) -> int:
         """How much of its files it has read or mapped in since its start: how far a load is. 0 when it is gone."""
@@ -157,6 +157,11 @@ def tail(log: Path, most_bytes: int = TAIL_BYTES) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def anonymous_bytes(pid: int) -> int:
+    """``RssAnon`` of a process; 0 when it is gone."""
+    return _status_bytes(pid, "RssAnon:")
 
 
 def _status_bytes(pid: int, name: str) -> int:

@@ -5,6 +5,7 @@ With n > 1 the engine's own reply has the usage and timings of choice 0 alone; a
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,8 +92,8 @@ class _Choices(Assembler):
         self._last.usage = event.get("usage")
         self._last.timings = event.get("timings")
 
-    def _take_part(self, choice: _Choice, part: dict[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _take_part(self, choice: _Choice, part: dict[str, Any]) -> None: ...
 
     def _whole(self, noun: str, choices: list[dict[str, object]]) -> dict[str, Any]:
         first = min(self._choices.items())[1]

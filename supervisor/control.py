@@ -19,7 +19,6 @@ from supervisor.errors import Error, Exit
 from supervisor.ledger import Ledger
 from supervisor.lifecycle import State
 from supervisor.preset import Preset
-from supervisor.reply import envelope
 from supervisor.units import KIB, MIB
 from supervisor.ward import Ward
 
@@ -60,7 +59,7 @@ class Control:
         await asyncio.to_thread(self._arbiter.catalog.refresh)
         found = next((name for name, each in self._servable().items() if asked == name or asked in each.aliases), None)
         if found is None:
-            return _error(routing.unknown(asked, list(self._servable().values())), request)
+            raise routing.unknown(asked, list(self._servable().values()))
         return JSONResponse(self._model(found))
 
     def _servable(self) -> dict[str, Preset]:
@@ -203,10 +202,6 @@ def _preset_in(body: bytes) -> str:
             code="invalid_request_error",
         )
     return found
-
-
-def _error(error: Error, request: Request) -> JSONResponse:
-    return JSONResponse(envelope(error, request.url.path), error.status)
 
 
 def describe(ward: Ward) -> dict[str, Any]:

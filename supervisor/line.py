@@ -62,26 +62,16 @@ class Line:
 
         Raises :class:`Error`: HTTP 429 when the queue is full or the wait takes too long, and what :meth:`refuse` says.
         """
-        if not self.offer(ticket, guest):
-            await self.wait(ticket, guest)
-
-    def offer(self, ticket: Ticket, guest: Guest) -> bool:
-        """The first half of :meth:`enter`: whether it has its place at once, as most have; else it waits, by :meth:`wait`."""
-        offer = self.admission.offer(ticket, self._loop.time())
+        now_s = self._loop.time()
+        offer = self.admission.offer(ticket, now_s)
         self._guests[ticket] = guest
         if offer is Offer.ADMITTED:
-            return True
+            return
         if offer is Offer.SHED:
             raise self._full()
-        self._grants[ticket] = self._loop.create_future()
+        self._grants[ticket] = grant = self._loop.create_future()
         if not self.admission.opened:
             self._stir()
-        return False
-
-    async def wait(self, ticket: Ticket, guest: Guest) -> None:
-        """The second half."""
-        grant = self._grants[ticket]
-        now_s = self._loop.time()
         give_up_s, word_s = now_s + self.max_wait_s, now_s + FIRST_WORD_S
         while not grant.done():
             await asyncio.wait((grant,), timeout=min(give_up_s, word_s) - self._loop.time())

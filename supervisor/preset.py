@@ -163,7 +163,7 @@ def _without(changes: Mapping[str, Value | Model], name: str) -> Mapping[str, Va
 
 def names(home: paths.Home) -> tuple[str, ...]:
     """All presets there are, sorted; the user's own and the shipped ones, broken ones too. What has no preset's name isn't one."""
-    found = {path.stem for folder in _folders(home) for path in folder.glob("*.yaml")}
+    found = {path.stem for folder in folders(home) for path in folder.glob("*.yaml")}
     return tuple(sorted(filter(profile.nameable, found)))
 
 
@@ -179,7 +179,7 @@ def find(name: str, home: paths.Home) -> Path:
     Error (exit code 3, status 404) if there is none.
     """
     if profile.nameable(name):
-        for folder in _folders(home):
+        for folder in folders(home):
             path = folder / f"{name}.yaml"
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 with contextlib.suppress(PermissionError):  # perhaps there is: reading it says why that isn't known
@@ -234,7 +234,8 @@ def pairs(found: Profile) -> tuple[tuple[str, str], ...]:
     return tuple(itertools.product(contexts, modes))
 
 
-def _folders(home: paths.Home) -> tuple[Path, Path]:
+def folders(home: paths.Home) -> tuple[Path, Path]:
+    """Where presets lie: the user's own, which win, and the shipped ones."""
     return home.presets, paths.data_folder("presets")
 
 

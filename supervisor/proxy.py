@@ -161,8 +161,7 @@ class Proxy:
         if is_long and ward.upstream is not None:
             body, is_long = await self._fit(ward.upstream, ward, answer, ask, body), False
         while True:
-            if not ward.line.offer(ticket, guest):
-                await ward.line.wait(ticket, guest)
+            await ward.line.enter(ticket, guest)
             if (upstream := ward.upstream) is not None:
                 break
             ward.line.leave(ticket)  # the child ended in the very turn in which it let us in

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 import httpx2
 
-from supervisor import allocation, argv, launcher, lifecycle, sampling, warmup
+from supervisor import allocation, argv, child, launcher, lifecycle, sampling, warmup
 from supervisor.allocation import Allocation
 from supervisor.architecture import Architecture
 from supervisor.errors import Error, Exit
@@ -192,7 +192,7 @@ def run(server: Path, model: Path, chosen: Settings, *, device: str, threads: in
             return Measured(
                 allocation=said,
                 card_bytes=None if device == "none" else _held(process.pid, before_bytes),
-                anonymous_bytes=_anonymous(process.pid),
+                anonymous_bytes=child.anonymous_bytes(process.pid),
                 ready_s=ready_s,
             )
         finally:
@@ -235,14 +235,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _anonymous(pid: int) -> int:
-    """``RssAnon`` of /proc/PID/status, in bytes."""
-    for line in Path("/proc", str(pid), "status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * KIB
-    return 0
 
 
 def _held(pid: int, before_bytes: int | None) -> int | None:

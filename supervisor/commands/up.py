@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import click
@@ -54,16 +54,13 @@ class Start:
 
     def fitted(self) -> Start:
         """Each planned beside those before it. Raises :class:`Error` (exit code 4) for the first that doesn't fit."""
-        taken: Counter[str] = Counter()
-        orders = []
-        for number, order in enumerate(self.orders):
-            again = dataclasses.replace(order, spare={pool: -count for pool, count in taken.items()})
-            if number and not again.plan.fits:
-                raise _no_room(again, self.orders[:number])
-            again.plan.require()
-            _ = again.argv  # the engine and what it can do, before anything is claimed
-            taken.update(placement.needs(again.plan))
-            orders.append(again)
+        orders: list[Order] = []
+        for order in _beside(self.orders):
+            if orders and not order.plan.fits:
+                raise _no_room(order, orders)
+            order.plan.require()
+            _ = order.argv  # the engine and what it can do, before anything is claimed
+            orders.append(order)
         return dataclasses.replace(self, orders=tuple(orders), is_planned=True)
 
     def serve(self, *, foreground: bool, ready: serve.Ready) -> None:
@@ -74,6 +71,15 @@ class Start:
             serve.Service(order.home, start.orders, order.engine.title, self.host, self.port, foreground),
             ready=ready,
         )
+
+
+def _beside(orders: Sequence[Order]) -> Iterator[Order]:
+    """The same, each to be planned for the memory that those before it leave."""
+    taken: Counter[str] = Counter()
+    for order in orders:
+        again = dataclasses.replace(order, spare={pool: -count for pool, count in taken.items()})
+        yield again
+        taken.update(placement.needs(again.plan))
 
 
 def _no_room(order: Order, before: Sequence[Order]) -> Error:
@@ -140,12 +146,7 @@ def command(
 
 
 def _dry_run(orders: Sequence[Order], *, as_json: bool) -> None:
-    taken: Counter[str] = Counter()
-    plans = []
-    for order in orders:
-        each = dataclasses.replace(order, spare={pool: -count for pool, count in taken.items()})
-        taken.update(placement.needs(each.plan))
-        plans.append(each)
+    plans = list(_beside(orders))
     if as_json:
         said = [planning.as_dict(each.plan, each.argv) for each in plans]
         render.as_json({**said[0], "also": said[1:]} if said[1:] else said[0])

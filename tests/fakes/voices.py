@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ def named(name: str, **body: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), compact({"type": name, **body}))
 
 
-class Voice:
+class Voice(ABC):
     """One reply's words. What doesn't change from token to token is made once."""
 
     def __init__(self, reply: Reply) -> None:
@@ -42,17 +43,17 @@ class Voice:
         self.alias = reply.engine.options.alias
         self.words = reply.knobs.text.split(" ") if reply.knobs.text else []
 
+    @abstractmethod
     def token(self, sent: int) -> Iterator[bytes]:
         """The events of token ``sent``: an HTTP chunk for each choice."""
-        raise NotImplementedError
 
+    @abstractmethod
     def closing(self) -> Iterator[bytes]:
         """The last events."""
-        raise NotImplementedError
 
+    @abstractmethod
     def whole(self) -> object:
         """The unstreamed body."""
-        raise NotImplementedError
 
     def error(self, inside: Body) -> bytes:
         """The event of an error in mid-stream."""
