@@ -98,9 +98,12 @@ class House:
         threading.Thread(target=listen, name="events", daemon=True).start()  # it ends with llmctl
         yield told
 
-    async def alone(self, name: str, body: Mapping[str, object]) -> Alone:
-        """Start a preset's engine without llmctl, by the command line that llmctl would use, ask it once and stop it."""
-        words = json.loads(await asyncio.to_thread(self.llmctl, "plan", name, "--json"))["argv"]
+    async def alone(self, name: str, body: Mapping[str, object], *options: str) -> Alone:
+        """Start a preset's engine without llmctl, by the command line that llmctl would use, ask it once and stop it.
+
+        ``options`` are words for ``llmctl plan``.
+        """
+        words = json.loads(await asyncio.to_thread(self.llmctl, "plan", name, *options, "--json"))["argv"]
         folder = self.root / "alone"
         folder.mkdir(parents=True, exist_ok=True)
         sock = folder / argv.SOCKET
@@ -144,7 +147,7 @@ class Alone:
 
     @property
     def load_s(self) -> float:
-        """Until it may be called ready (spec: healthy and warm)."""
+        """Until it may be called ready."""
         return self.healthy_s + self.warm_s
 
 

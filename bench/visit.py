@@ -60,8 +60,8 @@ class _Client(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, request: bytes, leave_after: int | None) -> None:
-        self.request, self.leave_after = request, leave_after
+    def __init__(self, request: bytes, leave_after: int | None, leave_s: float | None) -> None:
+        self.request, self.leave_after, self.leave_s = request, leave_after, leave_s
         self.parser: Any = httptools.HttpResponseParser(self)
         self.status, self.body, self.whole, self.events = 0, bytearray(), False, 0
         self.streams = False
@@ -72,8 +72,9 @@ class _Client(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.asked_s = time.monotonic()
         self.transport.write(self.request)
-        if self.leave_after == 0:
-            asyncio.get_running_loop().call_later(LEAVE_S, self.transport.abort)
+        leave_s = LEAVE_S if self.leave_after == 0 else self.leave_s
+        if leave_s is not None:
+            asyncio.get_running_loop().call_later(leave_s, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -113,10 +114,13 @@ async def visit(
     *,
     headers: Mapping[str, str] | None = None,
     leave_after: int | None = None,
+    leave_s: float | None = None,
+    longest_s: float = LONGEST_S,
 ) -> Answer:
-    """Send one request, GET where there is no ``body``. With ``leave_after`` the client goes after so many events.
+    """Send one request, GET where there is no ``body``.
 
-    Raises TimeoutError when it takes too long, OSError when nobody listens.
+    With ``leave_after`` the client goes after so many events, with ``leave_s`` after so long, whatever has come by then.
+    Raises TimeoutError when it takes longer than ``longest_s``, OSError when nobody listens.
     """
     sent = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(sent)}"]
@@ -126,14 +130,14 @@ async def visit(
     loop = asyncio.get_running_loop()
 
     def client() -> _Client:
-        return _Client(request, leave_after)
+        return _Client(request, leave_after, leave_s)
 
     if isinstance(address, str):
         transport, protocol = await loop.create_unix_connection(client, address)
     else:
         transport, protocol = await loop.create_connection(client, *address)
     try:
-        return await asyncio.wait_for(protocol.ended, LONGEST_S)
+        return await asyncio.wait_for(protocol.ended, longest_s)
     finally:
         transport.abort()
 

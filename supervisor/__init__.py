@@ -12,18 +12,23 @@ before it in its own (``tests/test_ranks.py``):
 2. decisions, pure, no I/O, time is an argument.
    What fits: ``layout`` (ggml's allocator), ``graph`` (a model's compute graph), ``estimate`` (bytes a term), ``allocation`` (what the
    engine says it took), ``budget``, ``derive`` (numbers nobody wrote down), ``plan``, ``argv`` (the flags), ``warmup``.
-   Who runs and who waits: ``lifecycle`` (states, exit causes, restarts), ``admission`` (one child's queue), ``placement`` (what gives way).
+   What lives: ``lifecycle`` (states, restarts), ``causes`` (why a child ended) with its table, ``symptoms``, ``stepdown`` (what to give up
+   then), ``progress`` (whether it hangs), ``suspects`` (requests that end it).
+   Who runs and who waits: ``admission`` (one child's queue), ``placement`` (what gives way).
    A request: ``routes``, ``routing`` (whose it is), ``gate``, ``ask``, ``shorten`` (a dialogue without its oldest exchanges); its answer:
    ``fault`` (whose fault an error is), ``sse``, ``meter`` (tokens), ``assemble`` (an unstreamed answer of a streamed one) with
    ``choices``, ``messages``, ``responses``, ``native`` (each API's); ``openapi`` (our own routes)
 3. effects, one outside thing each: ``pip``, ``source``, ``toolkit``, ``toolchain``, ``launcher``, ``build``, ``kept`` (small files that
-   save work), ``hub`` (model repositories), ``store`` (model files), ``headers``, ``measured`` (what earlier starts took), ``phantom`` (a
-   model file without weights), ``child``, ``trial`` (planned against real memory), ``pack`` (the bundle), ``upstream``, ``ledger``,
-   ``rundir``, ``running`` (the llmctl that runs now, for a command)
+   save work), ``hub`` (model repositories), ``store`` (model files), ``headers``, ``measured`` (what earlier starts took),
+   ``conceded`` (what was given up), ``phantom`` (a model file without weights), ``child`` and its ``logfile``, ``scene`` (what the machine
+   says of its end), ``vram`` (the card's memory by process), ``trial`` (planned against real memory), ``pack`` (the bundle),
+   ``upstream``, ``ledger``, ``rundir``, ``running`` (the llmctl that runs now, for a command)
 4. wiring: ``connection`` (one client), ``line`` (who waits for a child), ``order`` (what a command line asks for), ``catalog`` (what a
-   request can ask for), ``ward`` (one child and what is wanted of it), ``keeper`` (its life), ``arbiter`` (all of them), ``reply`` (one
-   answer), ``length`` (whether a prompt fits), ``proxy`` (one request), ``control`` (our own routes), ``app``, ``serve``
-5. edge: ``cli``, ``render``, ``planning`` (a plan on the terminal), ``docs``, ``commands/``: parse, call, print, exit code
+   request can ask for), ``ward`` (one child and what is wanted of it), ``watch`` (looks after it), ``keeper`` (its life), ``arbiter``
+   (all of them), ``reply`` (one answer), ``length`` (whether a prompt fits), ``proxy`` (one request), ``control`` (our own routes),
+   ``app``, ``serve``
+5. edge: ``cli``, ``render``, ``following`` and ``planning`` (what runs, and a plan, on the terminal), ``docs``, ``commands/``: parse, call,
+   print, exit code
 """
 
 __version__ = "0.1.0"

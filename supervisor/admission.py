@@ -13,6 +13,8 @@ Who is next:
     behind the fifty of somebody else, and a row of newcomers doesn't keep those out who were there before.
 (3) A party's own requests go in the order of their arrival.
 (4) The next one that costs more than is free blocks those behind it, so that a large one isn't starved.
+(5) One that has to be alone (``suspects``) takes its turn like all others, and then waits until every place is free; while it is inside
+    nobody else gets a place. It takes one itself even if it decodes nothing, since what it may kill is the child.
 """
 
 from __future__ import annotations
@@ -51,6 +53,13 @@ class Ticket:
     party: str = ""
     """Whose it is: requests of one party take turns with those of others."""
     batch: bool = False
+    alone: bool = False
+    """Nobody else may have a place beside it. Not to be changed while it is inside or waits."""
+
+    @property
+    def takes(self) -> int:
+        """Places it takes."""
+        return max(1, self.cost) if self.alone else self.cost
 
 
 @dataclass(slots=True)
@@ -100,9 +109,13 @@ class Admission:
     """Whether the child can answer."""
     service_s: float | None = None
     """Mean time that an answer holds its place; None before the first."""
+    served: int = 0
+    """Answers that held a place to their end."""
     _inside: dict[Ticket, float] = field(default_factory=dict)
     """Since when, in seconds."""
     _taken: int = 0
+    _alone: bool = False
+    """Whether the one that has the places has to be alone."""
     _held: dict[str, int] = field(default_factory=dict)
     """Places a party holds."""
     _classes: tuple[_Class, _Class] = field(default_factory=lambda: (_Class(), _Class()))
@@ -133,12 +146,12 @@ class Admission:
 
     def offer(self, ticket: Ticket, now_s: float) -> Offer:
         """Ask for a place."""
-        if self.opened and (not ticket.cost or (not self.waiting and self._fits(ticket))):
+        if self.opened and (not ticket.takes or (not self.waiting and self._fits(ticket))):
             self._enter(ticket, now_s)
             return Offer.ADMITTED
         if self.waiting >= self.limit:
             return Offer.SHED
-        if not ticket.cost:
+        if not ticket.takes:
             self._free.append(ticket)
             return Offer.QUEUED
         self._number += 1
@@ -156,12 +169,14 @@ class Admission:
                 self._free.remove(ticket)
             self._classes[ticket.batch].remove(ticket)
             return self.admit(now_s)
-        self._taken -= ticket.cost
-        if served and ticket.cost:
+        self._taken -= ticket.takes
+        self._alone = self._alone and not ticket.alone
+        if served and ticket.takes:
+            self.served += 1
             held_s = now_s - since_s
             self.service_s = held_s if self.service_s is None else self.service_s + SMOOTHING * (held_s - self.service_s)
         admitted = self.admit(now_s)
-        held = self._held.pop(ticket.party, 0) - ticket.cost
+        held = self._held.pop(ticket.party, 0) - ticket.takes
         if held > 0:
             self._held[ticket.party] = held
         return admitted
@@ -186,7 +201,9 @@ class Admission:
         """Whole seconds in which those who wait now will have been served, at the measured rate; 1 to :data:`RETRY_MOST_S`."""
         if self.service_s is None:
             return RETRY_UNKNOWN_S
-        ahead = self._taken + sum(ticket.cost for each in self._classes for queue in each.queues.values() for ticket in queue)
+        waiting = (ticket for each in self._classes for queue in each.queues.values() for ticket in queue)
+        ahead = self.places if self._alone else self._taken
+        ahead += sum(max(self.places, ticket.takes) if ticket.alone else ticket.takes for ticket in waiting)
         return max(1, min(RETRY_MOST_S, math.ceil(ahead * self.service_s / self.places)))
 
     def _next(self) -> Ticket | None:
@@ -197,10 +214,13 @@ class Admission:
 
     def _enter(self, ticket: Ticket, now_s: float) -> None:
         self._inside[ticket] = now_s
-        if ticket.cost:
-            self._taken += ticket.cost
-            self._held[ticket.party] = self._held.get(ticket.party, 0) + ticket.cost
+        if ticket.takes:
+            self._taken += ticket.takes
+            self._alone = ticket.alone
+            self._held[ticket.party] = self._held.get(ticket.party, 0) + ticket.takes
 
     def _fits(self, ticket: Ticket) -> bool:
         # A ticket that costs more than there are places goes alone: the child then says what is wrong with it.
-        return not self._taken or self._taken + ticket.cost <= self.places
+        if not self._taken:
+            return True
+        return not (self._alone or ticket.alone) and self._taken + ticket.takes <= self.places  # (5)

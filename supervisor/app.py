@@ -30,6 +30,8 @@ def make(proxy: Proxy, control: Control) -> ASGIApp:
         "/llmctl/openapi.json": ("GET", control.openapi),
         "/llmctl/switch": ("POST", control.switch),
         "/llmctl/unload": ("POST", control.unload),
+        "/llmctl/restart": ("POST", control.restart),
+        "/llmctl/drain": ("POST", control.drain),
     }
     routes = [
         *(Route(path, proxy, methods=["POST"]) for path in ROUTES),

@@ -6,6 +6,8 @@ Two kinds of tasks, all in :meth:`Arbiter.run`, and the children end with them:
   what it asked of others when nobody waits any more.
 - A *keeper* (:mod:`~supervisor.keeper`) lives while a child is wanted. Cancelling it is how a child is stopped.
 
+Two more go round: one unloads what nobody has asked for and gives another try to what was given up, one heeds changed files.
+
 Nothing is awaited between a state's check and its change. Whoever waits for a change waits for the pulse, and looks again.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import math
 import time
@@ -22,10 +25,13 @@ from typing import Any, Final
 
 from supervisor import keeper, placement
 from supervisor.catalog import Catalog, Launch, not_here
+from supervisor.causes import Cause
 from supervisor.errors import Error, Exit
-from supervisor.lifecycle import Cause, Event, Owner, State
+from supervisor.lifecycle import REARM_S, Event, Owner, State
 from supervisor.line import Line
+from supervisor.preset import Preset
 from supervisor.units import duration
+from supervisor.vram import Vram
 from supervisor.ward import Ward
 
 log = logging.getLogger("llmctl.arbiter")
@@ -34,8 +40,8 @@ POLL_S: Final = 0.05
 """Between looks at what is free, while memory comes back."""
 RELEASE_S: Final = 5.0
 """How long the memory of a child that ended may take to be free again. Here it is free with its exit; a CUDA driver was seen to lag."""
-SETTLE_S: Final = 0.2
-"""How long after its connections a child's end may be noticed."""
+REREAD_S: Final = 2.0
+"""Between two looks at the presets' files. One costs some 0.2 ms."""
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -51,6 +57,9 @@ class Arbiter:
         self._children_changed = children_changed
         self._group: asyncio.TaskGroup | None = None
         self._pulse = asyncio.Event()
+        self._cards = Vram()
+        self._held = False
+        """Everything is drained, also what nobody has asked for yet."""
         for name in catalog.ordered:
             self.ward(name).ordered = True
 
@@ -69,7 +78,8 @@ class Arbiter:
             line = Line(
                 name, places=asked.slots, limit=asked.queue, max_wait_s=asked.max_wait, stir=lambda: self._stir(self.wards[name])
             )
-            self.wards[name] = Ward(name, asked, line, self._tell)
+            ward = self.wards[name] = Ward(name, asked, line, self._tell, renew=lambda why: self.renew(self.wards[name], why))
+            ward.held = self._held
         return self.wards[name]
 
     def check(self, ward: Ward) -> None:
@@ -86,33 +96,51 @@ class Arbiter:
                 raise ward.unavailable
             await self._changed()
 
-    async def settle(self, ward: Ward) -> None:
-        """A connection to its child broke: return when the child is known to have ended, so that nobody is sent to it, or lives on."""
-        if (process := ward.child) is None:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_S):
-                await process.wait()
-        if process.returncode is not None and ward.child in (process, None):
-            ward.line.close()
-
     def want(self, *names: str) -> None:
         """The user wants these up, and nothing else for its own sake: others may give way, and needn't."""
         for ward in self.wards.values():
             ward.wanted = ward.wanted and Owner.REQUEST
         for name in names:
             ward = self.ward(name)
-            ward.ordered, ward.wanted, ward.problem = True, Owner.USER, None
-            if ward.state in (State.FAILED, State.STOPPED):
-                ward.cause = None
-            if ward.state is State.FAILED:
-                ward.move(Event.STOP)
-                ward.budget.forgive()
-            self._stir(ward)
+            ward.ordered, ward.wanted = True, Owner.USER
+            self._release(ward)
 
     def unload(self, ward: Ward) -> None:
         """Stop its child once what is in work has ended, whoever wants it; the next request starts it again."""
-        ward.wanted, ward.ordered = None, False
+        ward.wanted, ward.ordered, ward.returns = None, False, False
+        self._end(ward)
+
+    def drain(self, *wards: Ward) -> None:
+        """Stop these once what is in work has ended, and hold who asks for them until they are restarted; without any, all there are."""
+        self._held = self._held or not wards
+        for ward in wards or self.wards.values():
+            ward.held, ward.returns = True, False
+            self._end(ward)
+
+    def restart(self, *wards: Ward) -> tuple[Ward, ...]:
+        """Start these anew, planned anew, once what is in work has ended; requests wait meanwhile. Without any: what runs, or was to.
+
+        Returns those that are to come up.
+        """
+        self._held = self._held and bool(wards)
+        found = wards or tuple(ward for ward in self.wards.values() if ward.ordered or ward.held or ward.keeper is not None)
+        for ward in found:
+            self.renew(ward, "it is restarted")
+            ward.returns = True
+            self._release(ward)
+        return found
+
+    def renew(self, ward: Ward, why: str) -> None:
+        """Start its child anew once what it has in work has ended. It neither waits for that nor spends its budget."""
+        if ward.keeper is None or ward.gives_way_to is not None:
+            return  # it ends anyway
+        log.info("%s is renewed: %s", ward.name, why)
+        ward.returns = True
+        ward.gives_way_to = ward
+        self._retire(ward)
+        self._beat()
+
+    def _end(self, ward: Ward) -> None:
         if ward.state is State.FAILED:
             ward.move(Event.STOP)
         elif ward.keeper is not None:
@@ -120,22 +148,34 @@ class Arbiter:
             self._retire(ward)
         self._beat()
 
+    def _release(self, ward: Ward) -> None:
+        """The user asks for it anew: what was given up, or held against it, is forgotten."""
+        self.catalog.forget(ward.name)
+        ward.held, ward.problem = False, None
+        ward.budget.forgive()
+        if ward.state in (State.FAILED, State.STOPPED):
+            ward.cause = None
+        if ward.state is State.FAILED:
+            ward.move(Event.STOP)
+        self._stir(ward)
+
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Keep the children while the block runs; at its end every one is stopped and reaped."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            expiring = group.create_task(self._expire(), name="expire")
+            going = [group.create_task(each, name="tend") for each in (self._tend(), self._reread())]
             self.want(*self.catalog.ordered)
             try:
                 yield
             finally:
                 self._group = None
-                expiring.cancel()
+                for task in going:
+                    task.cancel()
                 for ward in self.wards.values():
-                    for task in (ward.bringer, ward.keeper):
-                        if task is not None:
-                            task.cancel()
+                    for each in (ward.bringer, ward.keeper):
+                        if each is not None:
+                            each.cancel()
 
     # Who is up
 
@@ -165,12 +205,12 @@ class Arbiter:
         try:
             await self._place(ward)
             if ward.state is State.STOPPED and owner is Owner.USER:
-                ward.cause = Cause("it is no longer wanted", permanent=False, hint=f"llmctl switch {ward.name}")
+                ward.cause = Cause("it is no longer wanted", hint=f"llmctl switch {ward.name}")
                 ward.tell()
         except Error as error:
             log.warning("%s can't be started: %s", ward.name, error.message)
             ward.problem = _cannot_start(error)
-            ward.wanted = None
+            ward.wanted, ward.returns = None, False
             ward.line.refuse(ward.problem)
             ward.tell()
         finally:
@@ -211,6 +251,7 @@ class Arbiter:
     async def _launch(self, ward: Ward) -> Launch:
         running = self._running(ward)
         spare = placement.spare([*running, *self._lingering(time.monotonic())])
+        ward.asked = self.catalog.presets.get(ward.name, ward.asked)
         try:
             return await asyncio.to_thread(self.catalog.launch, ward.name, spare)
         except Error as error:
@@ -244,7 +285,7 @@ class Arbiter:
             ward = self.wards[name]
             if ward.gives_way_to is None:
                 log.info("%s gives way to %s", name, to.name)
-            ward.gives_way_to = to
+            ward.gives_way_to, ward.returns = to, False
             self._retire(ward)
 
     def _retire(self, ward: Ward) -> None:
@@ -271,12 +312,13 @@ class Arbiter:
         assert self._group is not None
         for each in self.wards.values():
             each.ended_s = -math.inf  # what it freed is there
-        ward.launch, ward.problem, ward.cause = launch, None, None
+        ward.launch, ward.problem = launch, None
+        ward.returns = False
         ward.line.bound(limit=launch.preset.queue, max_wait_s=launch.preset.max_wait)
         ward.wanted = ward.wanted or Owner.REQUEST
         ward.loaded = 0.0
         ward.move(Event.START)
-        ward.keeper = self._group.create_task(keeper.keep(ward, self._tell_children), name=f"keep {ward.name}")
+        ward.keeper = self._group.create_task(keeper.keep(ward, self._cards, self._tell_children), name=f"keep {ward.name}")
         ward.keeper.add_done_callback(lambda _: self._kept(ward))
 
     def _kept(self, ward: Ward) -> None:
@@ -285,27 +327,91 @@ class Arbiter:
         ward.gives_way_to = None
         while ward.state not in (State.STOPPED, State.FAILED):  # it was cancelled before its first step, or while its child ended
             ward.move(Event.GONE if ward.state is State.STOPPING else Event.STOP)
-        if ward.state is State.STOPPED:
+        if ward.state is State.FAILED:
+            ward.again_s = None if ward.cause is not None and ward.cause.permanent else time.monotonic() + REARM_S
+        elif ward.returns:
+            ward.wanted = ward.wanted or ward.was_wanted
+        if ward.cause is not None and ward.cause.text == keeper.STOPPED:
             ward.cause = None
         self._beat()
         self._stir(ward)
 
-    async def _expire(self) -> None:
-        """Unload what nobody has asked for as long as its ``ttl`` says."""
+    async def _tend(self) -> None:
+        """Unload what nobody has asked for as long as its ``ttl`` says, and give another try to what was given up long ago."""
         while True:
             now_s = time.monotonic()
             next_s = math.inf
             for ward in self.wards.values():
-                ttl = ward.preset.ttl_s
-                if ward.state is not State.READY or ttl is None:
-                    continue
-                since_s = max(ward.line.idle_since_s, ward.ready_s or 0.0) if ward.line.idle else now_s
-                if ward.line.idle and now_s - since_s >= ttl:
-                    log.info("%s is unloaded: nobody asked for it for %s", ward.name, duration(now_s - since_s))
-                    self._retire(ward)
-                else:
-                    next_s = min(next_s, since_s + ttl)
+                next_s = min(next_s, self._expires_s(ward, now_s), self._rearms_s(ward, now_s))
             await self._changed(None if next_s == math.inf else next_s)
+
+    def _expires_s(self, ward: Ward, now_s: float) -> float:
+        """Unload it if it is time; else when it will be."""
+        ttl = ward.preset.ttl_s
+        if ward.state is not State.READY or ttl is None:
+            return math.inf
+        since_s = max(ward.line.idle_since_s, ward.ready_s or 0.0) if ward.line.idle else now_s
+        if not ward.line.idle or now_s - since_s < ttl:
+            return since_s + ttl
+        log.info("%s is unloaded: nobody asked for it for %s", ward.name, duration(now_s - since_s))
+        self._retire(ward)
+        return math.inf
+
+    def _rearms_s(self, ward: Ward, now_s: float) -> float:
+        """Let it be tried once more if it is time; else when it will be."""
+        if ward.state is not State.FAILED or ward.again_s is None:
+            return math.inf
+        if now_s < ward.again_s:
+            return ward.again_s
+        self._rearm(ward)
+        return math.inf
+
+    def _rearm(self, ward: Ward) -> None:
+        ward.again_s = None
+        ward.budget.on_trial()
+        ward.move(Event.REARMED)
+        self._stir(ward)
+
+    # What changes on disk
+
+    async def _reread(self) -> None:
+        """Heed changed presets, and files that what was given up for good is made of."""
+        seen = self.catalog.presets
+        while True:
+            await asyncio.sleep(REREAD_S)
+            await asyncio.to_thread(self.catalog.refresh)
+            if self.catalog.presets is not seen:
+                seen = self.catalog.presets
+                for ward in [ward for ward in self.wards.values() if ward.name in seen and seen[ward.name] != ward.asked]:
+                    await self._heed(ward, seen[ward.name])
+            for ward in self.wards.values():
+                if ward.state is State.FAILED and ward.again_s is None and ward.launch is not None and ward.launch.is_stale():
+                    log.info("%s may be tried again: its files have changed", ward.name)
+                    self._rearm(ward)
+
+    async def _heed(self, ward: Ward, asked: Preset) -> None:
+        """Its preset has changed. Its child is renewed only if its command line is another one, and fits where the old one is."""
+        ward.asked = asked
+        if ward.keeper is None or ward.launch is None or ward.gives_way_to is not None:
+            if ward.state is State.FAILED:
+                self._rearm(ward)
+            return
+        was, own = ward.launch, ward.running(ward)
+        others = [dataclasses.replace(each, yields=False) for each in self._running(ward)]
+        spare = placement.spare([*others, *([dataclasses.replace(own, yields=True)] if own is not None else [])])
+        try:
+            launch = await asyncio.to_thread(self.catalog.launch, ward.name, spare)
+        except Error as error:
+            log.warning("%s goes on as it was: %s", ward.name, error.message)
+            return
+        if ward.launch is not was or ward.keeper is None:
+            return  # it has been started anew meanwhile
+        if (launch.command, launch.environment) != (was.command, was.environment):
+            self.renew(ward, "its preset has changed")
+            return
+        ward.launch = dataclasses.replace(was, plan=launch.plan)
+        ward.line.bound(limit=asked.queue, max_wait_s=asked.max_wait)
+        self._beat()
 
     # Who is told
 

@@ -5,7 +5,8 @@ A flag is spelled where its option is declared, in ``option``; those that no pre
 Every flag is passed explicitly, because an omitted one has a default that surprises: ``-np`` unset is four slots, ``--fit`` lowers
 the context, ``--cache-ram`` takes 8 GiB. What selects a feature (a speculation, an embedding server) is passed only where the preset has
 it. ``extra_args`` come last, so that a flag among them whose value was forgotten takes none of ours for it. The environment is an
-allow-list, since ``LLAMA_ARG_*`` variables and the user's ``config.ini`` would be merged into the command line.
+allow-list, since ``LLAMA_ARG_*`` variables and the user's ``config.ini`` would be merged into the command line; what an option says
+there, since there is no flag for it, is added.
 """
 
 from __future__ import annotations
@@ -94,7 +95,14 @@ def _check_extra(preset: Preset, server: Path, flags: Flags) -> None:
                 raise Error(message, exit=Exit.CONFIG, hint=told[1])
 
 
-def environment(outer: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The child's environment: a few harmless variables of ours, and an empty configuration folder."""
-    kept = {name: outer[name] for name in _ENVIRONMENT if name in outer}
-    return kept | {"XDG_CONFIG_HOME": str(folder), "HOME": str(folder), "GGML_NO_BACKTRACE": "1"}
+def environment(outer: Mapping[str, str], folder: Path, preset: Preset | None = None) -> dict[str, str]:
+    """The child's environment: a few harmless variables of ours, an empty configuration folder, what the preset's options say there.
+
+    None for a process that serves no preset.
+    """
+    found = {name: outer[name] for name in _ENVIRONMENT if name in outer}
+    found |= {"XDG_CONFIG_HOME": str(folder), "HOME": str(folder), "GGML_NO_BACKTRACE": "1"}
+    if preset is not None:
+        for name, option in options().items():
+            found |= option.environment(getattr(preset, name)) if applies(option, preset) else {}
+    return found

@@ -2,25 +2,30 @@
 
 The folders are looked at again when a name isn't known, so that a new preset needs no restart. A preset that can't be read is left out,
 and why is in the log. Starting one plans it anew for the memory there is then; the first start of what ``up`` was given takes the plan
-that ``up`` has just made and shown.
+that ``up`` has just made and shown. A plan that ran out of memory is followed by a smaller one (``stepdown``), which is remembered until
+the user asks for the preset anew.
+
+What ``up`` was given keeps the differences from its file that it was given with; the file itself is read again like the others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from supervisor import argv, hardware, placement, preset, routing, store
+from supervisor import argv, conceded, derive, hardware, kept, placement, preset, routing, stepdown, store
 from supervisor.allocation import Allocation
 from supervisor.budget import CPU
+from supervisor.causes import Kind
 from supervisor.errors import Error, Exit
 from supervisor.order import Order
 from supervisor.paths import Home
@@ -35,6 +40,13 @@ log = logging.getLogger("llmctl.catalog")
 LOAD_BASE_S: Final = 60.0
 LOAD_RATE_BYTES_S: Final = 20 * MIB
 """A load is given up after the base plus the file's size at this rate: a slow USB disk, cold (llama.cpp#15128: hangs during load)."""
+PROMPT_BYTES: Final = 3
+"""A token of a warm prompt has at least about so many; prefill may be four times slower than expected (:data:`SLOWER`)."""
+SLOWER: Final = 4
+
+
+def _nothing(_: Kind) -> str | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,10 @@ class Launch:
     log: Path
     remember: Callable[[Allocation], None]
     """Gets what the engine allocated, on a thread, once it is ready."""
+    step_down: Callable[[Kind], str | None] = _nothing
+    """Called on a thread after a child of it ended for that: the next launch gives something up. Says what; None when nothing is left."""
+    identities: Mapping[Path, str] = field(default_factory=dict)
+    """The files it is made of, and what they were then."""
 
     @property
     def preset(self) -> Preset:
@@ -62,7 +78,21 @@ class Launch:
     @property
     def load_limit_s(self) -> float:
         """After this long a load is a hang."""
-        return LOAD_BASE_S + self.plan.header.file_bytes / LOAD_RATE_BYTES_S
+        warm_tokens = len(self.preset.warm_prompt) / PROMPT_BYTES
+        return LOAD_BASE_S + self.plan.header.file_bytes / LOAD_RATE_BYTES_S + SLOWER * warm_tokens / self._prefill_tps
+
+    @property
+    def batch_s(self) -> float:
+        """What one batch of prefill takes, as expected."""
+        return int(self.preset.batch) / self._prefill_tps
+
+    @property
+    def _prefill_tps(self) -> float:
+        return derive.prefill_tps(self.plan.header, self.plan.budget, int(self.preset.threads))
+
+    def is_stale(self) -> bool:
+        """Whether one of its files is another one by now."""
+        return any(kept.identity(file) != seen for file, seen in self.identities.items())
 
 
 class Catalog:
@@ -83,6 +113,8 @@ class Catalog:
         self.refresh()
         if clash := routing.clash({name: self.presets[name] for name in self.ordered}):
             raise Error(clash, exit=Exit.CONFIG, hint="change one of the presets' aliases and defaults")
+        for name in self.ordered:
+            self.forget(name)
 
     def __repr__(self) -> str:
         return f"<Catalog {', '.join(self.presets)}>"
@@ -96,7 +128,13 @@ class Catalog:
                 self._seen = seen
 
     def _read(self) -> None:
-        found = {name: order.preset for name, order in self._orders.items()}
+        found: dict[str, Preset] = {}
+        for name, order in self._orders.items():
+            try:
+                found[name] = dataclasses.replace(order).preset if self._seen is not None else order.preset
+            except Error as error:
+                log.warning("the preset %s stays as it was: %s", name, error.message)
+                found[name] = self.presets[name]
         faults: dict[str, Error] = {}
         for name in preset.names(self._home):
             if name in found:
@@ -126,12 +164,30 @@ class Catalog:
         order = self._planned.pop(name, None)
         if order is None:
             order = dataclasses.replace(self._orders.get(name) or Order(name, home=self._home), spare=spare)
+            order = dataclasses.replace(order, steps=order.conceded())
         if missing := [model.file for model in order.files if not store.have(self._home, model)]:
             raise not_here(name, missing[0])
         order.plan.require()
         order.check()
         folder, file = self._owned.child_folder(name), self._home.logs / f"{name}.log"
-        return Launch(order.plan, order.argv, argv.environment(os.environ, folder), folder, file, order.remember)
+        files = (order.engine.server, *order.files.values())
+        return Launch(
+            order.plan,
+            order.argv,
+            argv.environment(os.environ, folder, order.plan.preset),
+            folder,
+            file,
+            remember=order.remember,
+            step_down=functools.partial(_step_down, order),
+            identities={each: kept.identity(each) for each in files},
+        )
+
+    def forget(self, name: str) -> None:
+        """The user asks for it anew: what was given up for it is tried again."""
+        if not conceded.any_kept(self._home):
+            return
+        with contextlib.suppress(Error):  # what can't be planned has nothing to forget
+            dataclasses.replace(self._orders.get(name) or Order(name, home=self._home)).forget()
 
     def free(self, launch: Launch) -> Pools:
         """What is free now of the pools that a launch needs."""
@@ -142,11 +198,21 @@ class Catalog:
         return found
 
 
+def _step_down(order: Order, kind: Kind) -> str | None:
+    """Give something up in the next plan of this order; what, in words."""
+    plan = order.plan
+    steps = stepdown.after(plan, kind, order.replanned)
+    if steps is None:
+        return None
+    order.concede(steps)
+    return "; ".join(each for each in order.replanned(steps).given_up if each not in plan.given_up)
+
+
 def _versions(folder: Path) -> list[tuple[str, int]]:
     """Its presets' files and when they were written. One that goes away meanwhile isn't among them."""
     found = []
     for path in sorted(folder.glob("*.yaml")):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             found.append((str(path), path.stat().st_mtime_ns))
     return found
 

@@ -1,8 +1,9 @@
 """One llama-server process: spawn, watch, read its log, stop. Owns nothing else; who wants it and why is the arbiter's.
 
 The child runs in the 0700 run folder and listens on a socket there by a relative name. It has a process group of its own (a Ctrl-C
-on our terminal isn't its business), an allow-listed environment, its output in a file (a pipe that nobody drains stalls inference)
-and the death signal of :mod:`~supervisor.launcher`. Its end is noticed through a pidfd, which can't be confused by a reused pid.
+on our terminal isn't its business), an allow-listed environment, its output in a file (:mod:`~supervisor.logfile`; a pipe that nobody
+drains stalls inference) and the death signal of :mod:`~supervisor.launcher`. Its end is noticed through a pidfd, which can't be confused
+by a reused pid. What it does meanwhile is read from ``/proc``; once it is reaped nothing is, since the pid may be somebody's.
 """
 
 from __future__ import annotations
@@ -17,30 +18,34 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from supervisor import launcher
+from supervisor import launcher, logfile
 from supervisor.argv import SOCKET
 from supervisor.errors import Error, Exit
-from supervisor.units import KIB, MIB
+from supervisor.logfile import Log
+from supervisor.units import KIB
 
 TERM_S: Final = 5.0
 """After the first SIGTERM. llama-server with its connections closed was seen to need 26-54 ms, on busy cores seconds."""
 SECOND_TERM_S: Final = 2.0
 """After the second, at which llama-server exits at once unless a batch is computing."""
-HEAD_BYTES: Final = MIB
-TAIL_BYTES: Final = 16 * 1024
-KEEP_LOGS: Final = 5
-"""Log files kept a preset: this start's and four before."""
+_TICKS_A_S: Final = os.sysconf("SC_CLK_TCK")
+_NS: Final = 1e-9
+_PROC_BYTES: Final = 64 * KIB
+"""One read is one look: status has 1.5 KiB, and a line of hundreds of CPUs in it. Path.read_text takes four times as long."""
 
 
 class Child:
     """A spawned process. ``await wait()`` gives its exit code; ``await stop()`` ends it, whatever it takes."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], folder: Path, log: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], folder: Path, log: Log) -> None:
         self.name = name
         self.pid = process.pid
         self.folder = folder
         self.socket = folder / SOCKET
-        self.log = log
+        self._log = log
+        self._waits_ns: dict[int, int] = {}
+        """By thread, at the last look."""
+        self._waited_ns = 0
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
@@ -64,6 +69,7 @@ class Child:
         os.close(self._pidfd)
         with contextlib.suppress(FileNotFoundError):
             self.socket.unlink()  # llama-server doesn't, and a stale one makes the next bind fail
+        self._log.close()
         self._ended.set_result(code)
 
     async def wait(self) -> int:
@@ -98,65 +104,89 @@ class Child:
 
     def anonymous_bytes(self) -> int:
         """Memory of its own that it holds now (RssAnon); a mapped file's pages are the page cache's. 0 when it is gone."""
-        return anonymous_bytes(self.pid)
+        return 0 if self._ended.done() else anonymous_bytes(self.pid)
+
+    def resident_bytes(self) -> int:
+        """All of its memory that is in RAM now (VmRSS), the mapped model file's pages too. 0 when it is gone."""
+        return 0 if self._ended.done() else _status_bytes(self.pid, "VmRSS:")
 
     def read_bytes(self) -> int:
         """How much of its files it has read or mapped in since its start: how far a load is. 0 when it is gone."""
-        return max(_status_bytes(self.pid, "RssFile:"), _read_bytes(self.pid))
+        return 0 if self._ended.done() else max(_status_bytes(self.pid, "RssFile:"), _read_bytes(self.pid))
+
+    def stopped(self) -> bool:
+        """Whether it is stopped by a signal or a debugger (state T or t), so can't do anything until it is continued."""
+        return not self._ended.done() and _stat(self.pid)[:1] in (["T"], ["t"])
+
+    def effort_s(self) -> float:
+        """For how many seconds its threads computed, or could have and waited for a core, since its start. 0.0 when it is gone.
+
+        It grows while the child works, however busy the machine is, and never falls. On a core: utime and stime of the process, which
+        include threads that ended. Waiting: what each thread's run-queue wait gained since the last look (``schedstat``, field 2, ns:
+        Documentation/scheduler/sched-stats.rst); of a thread that ended, what it had at the last look. A kernel without
+        CONFIG_SCHED_INFO has no such file, and then it is CPU time alone.
+        """
+        fields = [] if self._ended.done() else _stat(self.pid)
+        if not fields:
+            return 0.0
+        waits_ns = _waits_ns(self.pid)
+        for thread, wait_ns in waits_ns.items():
+            before_ns = self._waits_ns.get(thread, 0)
+            self._waited_ns += wait_ns - before_ns if wait_ns >= before_ns else wait_ns  # less: another thread has its number now
+        self._waits_ns = waits_ns
+        return (int(fields[11]) + int(fields[12])) / _TICKS_A_S + self._waited_ns * _NS
+
+    @property
+    def logged_bytes(self) -> int:
+        """How much it has written to its log since its start, also what was trimmed."""
+        return self._log.written_bytes
+
+    def trim_log(self) -> int:
+        """Move its log on if it is too long (:func:`logfile.trim`); returns the bytes moved. What its head said must be read by then."""
+        return self._log.trim()
 
     def log_tail(self) -> str:
         """The last 16 KiB of what it wrote since this start."""
-        return tail(self.log)
+        return self._log.tail()
 
     def log_head(self) -> str:
-        """The first 1 MiB of what it wrote since this start: a load with all that it allocates takes some 40 KiB."""
-        try:
-            with self.log.open("rb") as file:
-                return file.read(HEAD_BYTES).decode(errors="replace")
-        except OSError:
-            return ""
+        """The first 1 MiB of what it wrote since this start or the last trim: a load with all that it allocates takes some 40 KiB."""
+        return self._log.head()
 
 
 def spawn(name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> Child:
     """Start ``command`` in ``folder`` with its output in ``log``; older logs are kept as ``.1`` … ``.4``.
 
-    Must be called on the main thread, whose end is the end of the process: the death signal fires with the spawning thread.
-    Raises :class:`Error` (exit code 8) when the process can't be made.
+    A log that can't be written is kept in memory. Must be called on the main thread, whose end is the end of the process: the death
+    signal fires with the spawning thread. Raises :class:`Error` (exit code 8) when the process can't be made.
     """
     assert threading.current_thread() is threading.main_thread(), "a child's death signal is bound to the thread that spawned it"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / SOCKET).unlink(missing_ok=True)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        _rotate(log)
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                launcher.command(*command),
-                cwd=folder,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        output = logfile.start(name, log)
     except OSError as exc:
         raise _cannot(name, exc) from exc
     try:
-        return Child(name, process, folder, log)
+        process = subprocess.Popen(
+            launcher.command(*command),
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output.descriptor,
+            stderr=output.descriptor,
+            start_new_session=True,
+        )
+    except OSError as exc:
+        output.close()
+        raise _cannot(name, exc) from exc
+    try:
+        return Child(name, process, folder, output)
     except OSError as exc:  # no descriptor left to watch it by
         process.kill()
         process.wait()
+        output.close()
         raise _cannot(name, exc) from exc
-
-
-def tail(log: Path, most_bytes: int = TAIL_BYTES) -> str:
-    """The end of a log file; empty if there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def anonymous_bytes(pid: int) -> int:
@@ -173,19 +203,33 @@ def _read_bytes(pid: int) -> int:
     return next((int(line.split()[1]) for line in _proc(pid, "io") if line.startswith("rchar:")), 0)
 
 
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state (the third) on, behind the name, which may hold anything; none when it is gone."""
+    return " ".join(_proc(pid, "stat")).rpartition(")")[2].split()
+
+
+def _waits_ns(pid: int) -> dict[int, int]:
+    """How long each thread of a process has waited for a core, though it could have run."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return {}
+    found = ((int(thread), _proc(pid, f"task/{thread}/schedstat")) for thread in threads)
+    return {thread: int(lines[0].split()[1]) for thread, lines in found if lines}
+
+
 def _proc(pid: int, file: str) -> list[str]:
     try:
-        return Path(f"/proc/{pid}/{file}").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        descriptor = os.open(f"/proc/{pid}/{file}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # it is gone, or isn't ours
         return []
+    try:
+        return os.read(descriptor, _PROC_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    finally:
+        os.close(descriptor)
 
 
 def _cannot(name: str, exc: OSError) -> Error:
     return Error(f"the process of {name} can't be started: {exc}", exit=Exit.CHILD, hint="llmctl logs")
-
-
-def _rotate(log: Path) -> None:
-    for number in range(KEEP_LOGS - 1, 0, -1):
-        older = log if number == 1 else log.with_name(f"{log.name}.{number - 1}")
-        if older.exists():
-            older.replace(log.with_name(f"{log.name}.{number}"))

@@ -21,6 +21,8 @@ COMMANDS: Final = (
     "down",
     "status",
     "switch",
+    "restart",
+    "drain",
     "unload",
     "logs",
     "usage",

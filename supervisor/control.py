@@ -152,10 +152,33 @@ class Control:
             self._arbiter.unload(ward)
         return JSONResponse({"preset": name, "state": (ward.state if ward else State.STOPPED).value}, 202)
 
+    async def restart(self, request: Request) -> Response:
+        """Start this preset's child anew when what it has in work has ended; without a preset, all that run or were to: 202."""
+        named = await self._maybe_named(request)
+        found = self._arbiter.restart(*(self._arbiter.ward(name) for name in named))
+        return JSONResponse({"presets": [{"preset": ward.name, "state": ward.state.value} for ward in found]}, 202)
+
+    async def drain(self, request: Request) -> Response:
+        """Stop this preset's child when what it has in work has ended, and hold its requests; without a preset, all: 202."""
+        named = await self._maybe_named(request)
+        wards = tuple(self._arbiter.ward(name) for name in named)
+        self._arbiter.drain(*wards)
+        told = wards or self._arbiter.wards.values()
+        return JSONResponse({"presets": [{"preset": ward.name, "state": ward.state.value} for ward in told]}, 202)
+
+    async def _maybe_named(self, request: Request) -> tuple[str, ...]:
+        """The preset in the body, or none for a body that is ``{}`` or empty."""
+        self._let_in(request)
+        body = await _body(request)
+        return (await self._preset(_preset_in(body)),) if body.strip() not in (b"", b"{}") else ()
+
     async def _named(self, request: Request) -> str:
         """The preset in the body, which is one that there is, or runs still: ``{"preset": NAME}``. Raises :class:`Error`."""
         self._let_in(request)
-        name = _preset_in(await _body(request))
+        return await self._preset(_preset_in(await _body(request)))
+
+    async def _preset(self, name: str) -> str:
+        """The name, if it is a preset's. Raises :class:`Error`."""
         catalog = self._arbiter.catalog
         if name not in catalog.presets:
             await asyncio.to_thread(catalog.refresh)
@@ -205,7 +228,7 @@ def _preset_in(body: bytes) -> str:
 
 
 def describe(ward: Ward) -> dict[str, Any]:
-    """One preset as ``status --json`` shows it; scripts rely on these names (spec §3)."""
+    """One preset as ``status --json`` shows it; scripts rely on these names."""
     admission = ward.line.admission
     return {
         "name": ward.name,
@@ -215,6 +238,10 @@ def describe(ward: Ward) -> dict[str, Any]:
         "waiting": admission.waiting,
         "restarts": ward.restarts,
         "cause": ward.why,
+        "log": list(ward.cause.lines) if ward.cause is not None else [],
+        "try_again_s": None if ward.again_s is None else round(max(0.0, ward.again_s - time.monotonic()), 1),
+        "held": ward.held,
+        "used_mib": {"host": _whole_mib(ward.own_bytes), "card": _whole_mib(ward.card_bytes)},
         "loaded": ward.loaded if ward.state is State.STARTING else None,
         "pinned": ward.preset.pin,
         "memory": _memory(ward),
@@ -232,6 +259,10 @@ def _memory(ward: Ward) -> dict[str, Any] | None:
         "allocated_mib": {"device": _mib(seen.device), "host": _mib(seen.host)} if seen else None,
         "given_up": list(plan.given_up),
     }
+
+
+def _whole_mib(count: int | None) -> int | None:
+    return None if count is None else round(count / MIB)
 
 
 def _mib(terms: Mapping[str, int]) -> dict[str, float]:

@@ -29,6 +29,7 @@ class Error(Exception):
     ``message`` is one sentence. ``hint`` is what to do, printed after ``try:``. ``status`` and ``code`` are how the front door
     answers a client that ran into it: the HTTP status and OpenAI's ``error.code``. ``retry_after_s`` and ``retry`` become the headers
     ``retry-after`` and ``x-should-retry``, which both SDKs obey; without them they retry what they think is worth it (408, 409, 429, 5xx).
+    ``log`` are the last lines of whoever failed, shown below the sentence.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Error(Exception):
         code: str = "internal_error",
         retry_after_s: int | None = None,
         retry: bool | None = None,
+        log: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -50,6 +52,7 @@ class Error(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.retry = retry
+        self.log = log
 
     def __repr__(self) -> str:
         return f"<Error {self.exit.name} {self.message!r}>"

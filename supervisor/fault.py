@@ -73,6 +73,8 @@ class Fault:
     hint: str = ""
     tokens: tuple[int, int] | None = None
     """Of the prompt, and of the context it doesn't fit."""
+    log: tuple[str, ...] = ()
+    """The last lines of the engine that failed."""
 
     def body(self, path: str) -> dict[str, Any]:
         """The whole error body for a client of this path."""
@@ -120,6 +122,7 @@ class Fault:
     def _rest(self) -> dict[str, Any]:
         """``n_prompt_tokens`` and ``n_ctx`` are the engine's own names."""
         rest: dict[str, Any] = {} if self.tokens is None else {"n_prompt_tokens": self.tokens[0], "n_ctx": self.tokens[1]}
+        rest |= {"log": list(self.log)} if self.log else {}
         return rest | {"try": self.hint} if self.hint else rest
 
 
@@ -141,7 +144,7 @@ def of(error: Error) -> Fault:
     """An error of ours."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     tokens = error.tokens if isinstance(error, TooLong) else None
-    return Fault(error.message, error.status, kind, error.code, "llmctl", hint=error.hint, tokens=tokens)
+    return Fault(error.message, error.status, kind, error.code, "llmctl", hint=error.hint, tokens=tokens, log=error.log)
 
 
 def of_reply(raw: bytes, status: int) -> Fault:

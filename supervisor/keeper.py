@@ -1,7 +1,11 @@
 """One child's life, start after start: spawn, wait until it is ready, watch it, start it again or give up, as ``lifecycle`` says.
 
 A task of the arbiter's runs :func:`keep` while the child is wanted. Cancelling it is how a child is stopped: the process is gone, and the
-state is STOPPED, when the task has ended.
+state is STOPPED, when the task has ended. It ends by itself when the child is given up, and when it needs a smaller plan: then whoever
+wants it up has it planned anew.
+
+After a death, in this order: the connections are cut and the line is closed; the process is reaped; ``causes`` says why, and whoever had a
+request in flight hears it; the next plan gives something up if it was for memory; the card's memory is seen to be free.
 """
 
 from __future__ import annotations
@@ -9,22 +13,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import httpx2
 
-from supervisor import allocation, child, lifecycle, warmup
+from supervisor import allocation, causes, child, lifecycle, scene, warmup, watch
 from supervisor.allocation import Allocation
 from supervisor.catalog import Launch
+from supervisor.causes import Cause, Kind, Retry, Scene
 from supervisor.child import Child
 from supervisor.errors import Error, Exit
-from supervisor.lifecycle import Cause, Event, State
+from supervisor.lifecycle import Event, State
+from supervisor.scene import Before
 from supervisor.units import duration
 from supervisor.upstream import Upstream
+from supervisor.vram import Vram
 from supervisor.ward import Ward
 
 log = logging.getLogger("llmctl.keeper")
@@ -33,18 +40,40 @@ POLL_S: Final = 0.05
 """Between looks at /health while a child loads. A probe costs 1 ms; a tiny model is ready after 150 ms."""
 PROGRESS_S: Final = 0.2
 """Between two words on how far a load is."""
+RELEASE_S: Final = 10.0
+"""How long the memory of a child that died may take to be free again; a CUDA driver was seen to lag."""
+RELEASE_POLL_S: Final = 0.1
+FAULTS_S: Final = 3600.0
+"""An illegal access comes from a driver's or a kernel's fault that may show once in months; twice in an hour something is given up."""
+STOPPED: Final = "it was stopped"
+"""Why one isn't up that was told to stop."""
 
 
-async def keep(ward: Ward, children_changed: Callable[[], None]) -> None:
-    """Live one child's life, start after start. Ends by cancellation, by giving up, or when it is no longer wanted."""
+@dataclass(slots=True)
+class _Life:
+    """One process from its start to its end."""
+
+    launch: Launch
+    process: Child
+    before: Before
+    served: int
+    """What its line had served before."""
+    ready_s: float | None = None
+    was_draining: bool = False
+    problem: Cause | None = None
+    """Why it was ended although it lived."""
+
+
+async def keep(ward: Ward, cards: Vram, children_changed: Callable[[], None]) -> None:
+    """Live one child's life, start after start. Ends by cancellation, by giving up, or when it is no longer wanted as it was planned."""
     while True:
-        event, served = await _live(ward, children_changed)
-        if served:
-            ward.budget.forgive()
+        event, useful = await _live(ward, cards, children_changed)
         ward.move(event)
-        if ward.state is State.BACKOFF and not await _back_off(ward):
+        if event is Event.STEP_DOWN:
+            ward.move(Event.GONE)
+        if ward.state is State.BACKOFF and not await _back_off(ward, useful=useful):
             break
-        if ward.state in (State.FAILED, State.STOPPED):
+        if ward.state is not State.STARTING:
             break
         ward.restarts += 1
         ward.loaded = 0.0
@@ -52,74 +81,140 @@ async def keep(ward: Ward, children_changed: Callable[[], None]) -> None:
         ward.line.refuse(ward.unavailable)
 
 
-async def _back_off(ward: Ward) -> bool:
+async def _back_off(ward: Ward, *, useful: bool) -> bool:
     """Wait as long as the budget says; False when it is spent."""
-    delay_s = ward.budget.failed(time.monotonic(), random.random())
+    now_s = time.monotonic()
+    delay_s = ward.budget.ended(now_s, random.random(), useful=useful)
     if delay_s is None:
         ward.move(Event.BUDGET_SPENT)
         return False
     log.warning("%s starts again in %s", ward.name, duration(delay_s))
+    ward.again_s = now_s + delay_s
     try:
         await asyncio.sleep(delay_s)
     except asyncio.CancelledError:
         ward.move(Event.STOP)
         raise
+    finally:
+        ward.again_s = None
     ward.move(Event.DELAY_ELAPSED)
     return True
 
 
-async def _live(ward: Ward, children_changed: Callable[[], None]) -> tuple[Event, bool]:
-    """One process from its start to its end: the event that it is, and whether it served well. Leaves nothing of it."""
+async def _live(ward: Ward, cards: Vram, children_changed: Callable[[], None]) -> tuple[Event, bool]:
+    """One process from its start to its end: the event that it is, and whether it was of use. Leaves nothing of it."""
     launch = ward.launch
     assert launch is not None
+    with cards.in_use() if launch.plan.budget.cuda else contextlib.nullcontext():
+        return await _live_on(ward, launch, cards, children_changed)
+
+
+async def _live_on(ward: Ward, launch: Launch, cards: Vram, children_changed: Callable[[], None]) -> tuple[Event, bool]:
+    before = scene.begin(launch.plan.budget.cuda)
     try:
         process = child.spawn(ward.name, launch.command, launch.environment, launch.folder, launch.log)
-    except Error as exc:  # a full disk, no process or descriptor left: that may pass
-        ward.cause = Cause(exc.message, permanent=False)
+    except Error as exc:  # no process or descriptor left: that may pass
+        ward.cause = Cause(exc.message)
         return Event.EXITED_TRANSIENT, False
+    life = _Life(launch, process, before, ward.line.admission.served)
     ward.child = process
-    ready_at = math.inf
-    problem: Cause | None = None
+    upstream: Upstream | None = None
     try:
         children_changed()
         async with Upstream(process) as upstream:
-            problem = await _start(ward, launch, upstream)
-            _heed_cancellation()
-            if ward.state is State.READY:
-                ready_at = time.monotonic()
-                await process.wait()
+            await _serve(ward, life, upstream, cards)
     except OSError as exc:
-        problem = Cause(f"it can't be reached: {exc}", permanent=False)
+        life.problem = Cause(f"it can't be reached: {exc}")
     except asyncio.CancelledError:
-        ward.cause = Cause("it was stopped", permanent=False, hint=f"llmctl switch {ward.name}")
-        ward.line.close()
-        ward.move(Event.STOP)
+        _stop(ward, upstream)
         raise
     finally:
         ward.upstream = None
         ward.line.close()
         try:
+            if life.problem is not None and life.problem.kind in (Kind.HANG, Kind.OUTSIDE):
+                process.kill()  # it wouldn't hear anything else
             code = await process.stop()
         finally:
             ward.child, ward.ended_s = None, time.monotonic()
+            ward.own_bytes = ward.card_bytes = None
             children_changed()
-        if ward.state is State.STOPPING:
+        if ward.state is State.STOPPING and life.problem is None:
             ward.move(Event.GONE)
+    try:
+        _heed_cancellation()
+        return await _conclude(ward, life, upstream, code, cards)
+    except asyncio.CancelledError:
+        _stop(ward, upstream)
+        ward.move(Event.GONE)
+        raise
+
+
+async def _serve(ward: Ward, life: _Life, upstream: Upstream, cards: Vram) -> None:
+    """Until it has ended, or must."""
+    life.problem = await _start(ward, life.launch, upstream)
     _heed_cancellation()
-    well = time.monotonic() - ready_at >= lifecycle.RAN_WELL_S
-    ward.cause = problem or lifecycle.cause(code, process.log_tail())
-    log.error("%s (pid %d): %s", ward.name, process.pid, ward.cause.text)
-    if ward.cause.permanent:
-        return Event.EXITED_PERMANENT, well
-    if problem is not None and ward.state is State.STARTING:
-        return Event.READY_TIMEOUT, False
-    return (Event.EXITED_WELL if well else Event.EXITED_TRANSIENT), well
+    if ward.upstream is None:
+        return
+    life.ready_s = time.monotonic()
+    life.problem = await watch.over(ward, life.launch, upstream, cards)
+    _heed_cancellation()
+    life.was_draining = ward.state is State.DRAINING
+    if life.problem is not None:
+        ward.upstream = None
+        ward.line.close()
+        ward.move(Event.UNHEALTHY)
+
+
+def _stop(ward: Ward, upstream: Upstream | None) -> None:
+    """It ends because its keeper was told to."""
+    ward.cause = cause = Cause(STOPPED, hint=f"llmctl switch {ward.name}", kind=Kind.OUTSIDE)
+    if upstream is not None:
+        upstream.bury(cause)
+    ward.line.close()
+    ward.move(Event.STOP)
+
+
+async def _conclude(ward: Ward, life: _Life, upstream: Upstream | None, code: int, cards: Vram) -> tuple[Event, bool]:
+    """What its end means, once nothing of it is left."""
+    before, process, cuda = ward.cause, life.process, life.launch.plan.budget.cuda
+    seen = await asyncio.to_thread(scene.of, life.before) if cuda else scene.of(life.before)
+    ward.cause = cause = life.problem or causes.of_exit(code, process.log_tail(), seen)
+    if upstream is not None:
+        upstream.bury(cause)
+    log.error("%s (pid %d): %s", ward.name, process.pid, "\n  ".join((cause.text, *cause.lines)))
+    well = life.ready_s is not None and time.monotonic() - life.ready_s >= lifecycle.RAN_WELL_S
+    useful = well or seen.slept or ward.line.admission.served > life.served
+    if cuda:
+        await _released(cards, process.pid)
+    if life.was_draining and life.problem is not None:
+        return Event.GONE, useful
+    again = before is not None and before.kind is Kind.ILLEGAL_ACCESS and time.monotonic() - ward.died_s < FAULTS_S
+    ward.died_s = time.monotonic()
+    if cause.kind is not Kind.ILLEGAL_ACCESS or again:
+        gave_up = await asyncio.to_thread(life.launch.step_down, cause.kind)
+        if gave_up:
+            log.warning("%s gives up: %s", ward.name, gave_up)
+            return Event.STEP_DOWN, useful
+    if cause.retry is not Retry.SOON:
+        return Event.EXITED_PERMANENT, useful
+    if life.problem is not None and ward.state is State.STARTING:
+        return Event.READY_TIMEOUT, useful
+    return (Event.EXITED_WELL if well else Event.EXITED_TRANSIENT), useful
+
+
+async def _released(cards: Vram, pid: int) -> None:
+    """Wait until the driver has what a dead process had of a card's memory, as far as it says so."""
+    until_s = time.monotonic() + RELEASE_S
+    while await asyncio.to_thread(cards.holds, pid) and time.monotonic() < until_s:  # noqa: ASYNC110 the driver tells nobody
+        await asyncio.sleep(RELEASE_POLL_S)
 
 
 async def _start(ward: Ward, launch: Launch, upstream: Upstream) -> Cause | None:
     """Wait until the child is healthy and warm, and publish it. Returns what kept it from that while it lives; an exit isn't one."""
     limit_s = launch.load_limit_s
     process = upstream.child
+    load = watch.Load(process)
     try:
         async with asyncio.timeout(limit_s):
             told_s = time.monotonic()
@@ -128,23 +223,29 @@ async def _start(ward: Ward, launch: Launch, upstream: Upstream) -> Cause | None
                     return None
                 if time.monotonic() - told_s >= PROGRESS_S:
                     told_s = time.monotonic()
+                    if (stalled := load.stalled(told_s)) is not None:
+                        return stalled
                     ward.loaded = min(1.0, process.read_bytes() / max(1, launch.plan.header.file_bytes))
                     ward.tell()
                 await asyncio.sleep(POLL_S)
             ward.slot_context = await upstream.warm_up(warmup.questions(launch.preset))
             ward.allocated = await asyncio.to_thread(_read_back, launch, process)
     except TimeoutError:
-        return Cause(f"it was not ready after {duration(limit_s)}", permanent=False)
+        return Cause(f"it was not ready after {duration(limit_s)}")
     except Error as exc:
-        return Cause(exc.message, permanent=exc.exit is Exit.CONFIG, hint=exc.hint)
+        retry = Retry.NEVER if exc.exit is Exit.CONFIG else Retry.SOON
+        memory = causes.of_memory(process.log_tail(), Scene(cuda=launch.plan.budget.cuda))
+        return memory or Cause(exc.message, retry=retry, hint=exc.hint)
     except httpx2.HTTPError:
         # It closes its connections as it exits, and its exit says why. One that stays is stopped, and that is the cause.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), POLL_S * 20)
             return None
-        return Cause("it broke off its warm-up", permanent=False)
+        return Cause("it broke off its warm-up")
+    if launch.plan.budget.cuda and ward.allocated is not None and not ward.allocated.cuda:
+        return Cause("it came up without its card", retry=Retry.LATER, hint="llmctl build", kind=Kind.NO_CARD)
     ward.upstream = upstream
-    ward.ready_s, ward.ended_s = time.monotonic(), -math.inf
+    ward.ready_s, ward.ended_s = time.monotonic(), -float("inf")
     ward.move(Event.WARM)
     ward.line.open(launch.preset.slots)
     return None

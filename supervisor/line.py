@@ -106,6 +106,7 @@ class Line:
 
     def bound(self, *, limit: int, max_wait_s: float) -> None:
         """From here on so many may wait for so long; those who wait already keep their word."""
+        self.admission.limit += limit - self._limit
         self._limit, self.max_wait_s = limit, max_wait_s
 
     def close(self) -> None:

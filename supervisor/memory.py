@@ -3,6 +3,8 @@
 The kernel's ``MemAvailable`` knows nothing of control groups, so a process in a container that was given 4 GiB of a 64 GiB machine would
 plan 64 and be killed. Every group above this process may hold a limit; the one that leaves least counts. What a group uses includes page
 cache that it would give back; ``inactive_file`` of its ``memory.stat`` says how much, as ``kubectl top`` and ``docker stats`` count.
+
+It also tells how often the kernel's OOM killer struck (:func:`oom_kills`): a process that it ended looks like one that anybody killed.
 """
 
 from __future__ import annotations
@@ -42,6 +44,20 @@ def read(root: Path = ROOT) -> Memory:
         if free_bytes < least.available_bytes:
             least = Memory(limit_bytes, free_bytes, limited=True)
     return least
+
+
+def oom_kills(root: Path = ROOT) -> int:
+    """How many processes the kernel's OOM killer has ended among which a child of ours would count: a counter, to be compared with itself.
+
+    Of the nearest control group that counts (``oom_kill`` of ``memory.events``, in version 1 of ``memory.oom_control``): the kernel adds
+    every victim there, also when the whole machine ran out (mm/oom_kill.c, ``__oom_kill_process``), and a child is in our group. Else the
+    machine's, of ``/proc/vmstat``, where other containers' victims count too. What a daemon such as earlyoom kills is in neither.
+    """
+    for folder, names in _groups(root):
+        events = dict(_fields(_text(folder / ("memory.events" if names is _V2 else "memory.oom_control"))))
+        if "oom_kill" in events:
+            return events["oom_kill"]
+    return dict(_fields(_text(root / "proc/vmstat"))).get("oom_kill", 0)
 
 
 _V2: Final = ("memory.max", "memory.current", "inactive_file")

@@ -36,9 +36,10 @@ _ERROR: Final = _object(
                 "param": {"type": "null"},
                 "code": _TEXT,
                 "source": {"const": "llmctl"},
+                "log": {"type": "array", "items": _TEXT},
                 "try": _TEXT,
             },
-            optional=("try",),
+            optional=("log", "try"),
         )
     }
 )
@@ -71,6 +72,10 @@ _PRESET: Final = _object(
         "waiting": _COUNT,
         "restarts": _COUNT,
         "cause": _nullable(_TEXT),
+        "log": {"type": "array", "items": _TEXT, "description": "what its engine said last when it died"},
+        "try_again_s": _nullable({"type": "number", "description": "in so many seconds it is started again"}),
+        "held": {"type": "boolean", "description": "drained: its requests wait until it is restarted"},
+        "used_mib": _object({"host": _nullable(_COUNT), "card": _nullable(_COUNT)}),
         "loaded": _nullable({"type": "number", "minimum": 0, "maximum": 1, "description": "part of its files that it has read"}),
         "pinned": {"type": "boolean"},
         "memory": _nullable(
@@ -118,14 +123,19 @@ _REFUSED: Final = {
 _ADMIN: Final = [{"start": list[str]()}]
 
 
-def _post(summary: str) -> dict[str, Any]:
-    asked = {"required": True, "content": {_JSON: {"schema": _object({"preset": _NAME})}}}
+def _post(summary: str, *, of_all: bool = False) -> dict[str, Any]:
+    """``of_all``: without a preset it is about all of them."""
+    asked = {
+        "required": not of_all,
+        "content": {_JSON: {"schema": _object({"preset": _NAME}, optional=("preset",) if of_all else ())}},
+    }
+    taken = _object({"presets": {"type": "array", "items": _TAKEN}}) if of_all else _TAKEN
     return {
         "post": {
             "summary": summary,
             "security": _ADMIN,
             "requestBody": asked,
-            "responses": {"202": _answer("it is under way", _TAKEN), **_REFUSED},
+            "responses": {"202": _answer("it is under way", taken), **_REFUSED},
         }
     }
 
@@ -174,5 +184,9 @@ def describe(address: str) -> dict[str, Any]:
             ),
             "/llmctl/switch": _post("Have a preset up in the place of those that were ordered before"),
             "/llmctl/unload": _post("Stop a preset's child when its requests have ended"),
+            "/llmctl/restart": _post("Start a preset's child anew when its requests have ended, or those of all", of_all=True),
+            "/llmctl/drain": _post(
+                "Stop a preset's child when its requests have ended, or all, and hold the next ones", of_all=True
+            ),
         },
     }

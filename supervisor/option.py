@@ -83,6 +83,8 @@ class Option:
     unit: str = ""
     spelled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Words of the command line in place of ``flag word``, for the words that need others; none at all for what is left out."""
+    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What the engine is told in its environment, for the words that are said there."""
     only: Only | None = None
     """The option is passed on only where this holds; None is everywhere."""
     file: bool = False
@@ -99,6 +101,10 @@ class Option:
         if word in self.spelled:
             return self.spelled[word]
         return (self.flag, word) if self.flag and word else ()
+
+    def environment(self, value: Value) -> Mapping[str, str]:
+        """The option in llama-server's environment."""
+        return self.variables.get(self.kind.write(value), {})
 
 
 def _option(default: Any, kind: Kind, help_text: str, **more: Any) -> Any:  # noqa: ANN401
@@ -183,6 +189,13 @@ class Options:
     cache_type_v: str = _option("f16", _KV_TYPES, "type of the V cache", flag="--cache-type-v")
     flash_attention: FlashAttention = _option(
         "auto", Choice(get_args(FlashAttention)), "flash attention; auto is the engine's choice", flag="--flash-attn"
+    )
+    cuda_graphs: bool = _option(
+        True,
+        Switch(),
+        "launch a decoding step as one recorded CUDA graph; off where the card has no room to instantiate it (llama.cpp#22638: 8 GB)",
+        variables={"off": {"GGML_CUDA_DISABLE_GRAPHS": "1"}},  # any value disables them (ggml/src/ggml-cuda/common.cuh:1289)
+        only=Only("device", ("none",), unless=True),
     )
     speculative: Speculation = _option(
         "off",

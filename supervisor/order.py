@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor import argv, budget, gguf, hardware, headers, measured, paths, plan, preset, store
+from supervisor import argv, budget, conceded, gguf, hardware, headers, measured, paths, plan, preset, store
 from supervisor.allocation import Allocation
 from supervisor.budget import Budget
 from supervisor.errors import Error, Exit
 from supervisor.gguf import Header
+from supervisor.hardware import Card
 from supervisor.model import Model
 from supervisor.paths import Home
 from supervisor.placement import HOST
-from supervisor.plan import Allocated, Plan
+from supervisor.plan import Allocated, Plan, Step
 from supervisor.preset import Preset
 from supervisor.units import Progress
 
@@ -45,6 +46,8 @@ class Order:
     """Bytes by pool of memory that it may use beside what is free now; negative ones are taken."""
     online: bool = False
     """Whether a header may be read from the hub."""
+    steps: tuple[Step, ...] = ()
+    """What is given up before anything else: it ran out of memory with it."""
     home: Home = field(default_factory=paths.home)
 
     @functools.cached_property
@@ -93,11 +96,32 @@ class Order:
     @functools.cached_property
     def plan(self) -> Plan:
         """What will run."""
-        known = self.known_engine
-        return plan.make(self.preset, self.headers, self.budget, engine=known, past={} if known is None else self._past(known))
+        return self.replanned(self.steps)
 
     def _past(self, known: Engine) -> Mapping[Model, Sequence[Allocated]]:
         return {model: measured.load(self.home, store.path(self.home, model), known.identity) for model in self.preset.models}
+
+    def replanned(self, steps: Sequence[Step]) -> Plan:
+        """The plan for the same memory with these steps given up first."""
+        known = self.known_engine
+        past = {} if known is None else self._past(known)
+        return plan.make(self.preset, self.headers, self.budget, engine=known, past=past, steps=steps)
+
+    def conceded(self) -> tuple[Step, ...]:
+        """What was given up for it before, because it ran out of memory."""
+        return conceded.load(*self._conceded)
+
+    def concede(self, steps: Sequence[Step]) -> None:
+        """Remember that these are given up."""
+        conceded.keep(*self._conceded, steps)
+
+    def forget(self) -> None:
+        """Give nothing up from the start."""
+        conceded.forget(*self._conceded)
+
+    @property
+    def _conceded(self) -> tuple[Home, Path, str, Card | None, str]:
+        return self.home, store.path(self.home, self.preset.model), self.engine.identity, self.budget.card, self.name
 
     @property
     def file(self) -> Path:

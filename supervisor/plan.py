@@ -1,9 +1,11 @@
 """From what is asked to what will run: every number that the engine is told, and why, and whether it fits. Pure.
 
-The order (:func:`make`): (1) what is asked, everything on the device; (2) each rung of the preset's ``fallback``, one on top of the
+The order (:func:`make`): (0) what was given up before, because it ran out of memory all the same (:class:`Step`,
+:mod:`~supervisor.stepdown`); (1) what is asked, everything on the device; (2) each rung of the preset's ``fallback``, one on top of the
 other, still with everything on the device; (3) fewer layers on the card, if the list ends with that; else what does not fit, where, and
 by how much. Nothing that the list doesn't name is given up, and nothing that wouldn't lessen what is short: a card's shortage isn't
-mended by a smaller prompt cache, nor the host's by a smaller KV cache on the card.
+mended by a smaller prompt cache, nor the host's by a smaller KV cache on the card. Where it still doesn't fit the list is walked again,
+since layers that left the card may have made the host short.
 
 A configuration is completed before it is judged (:mod:`~supervisor.derive`): threads, the batch, the number of checkpoints. What the
 engine allocated on earlier starts of the same file corrects the prediction (:func:`corrected`): the same flags give the same bytes, and
@@ -14,8 +16,8 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -26,9 +28,11 @@ from supervisor.errors import Error, Exit
 from supervisor.estimate import Estimate, Settings
 from supervisor.gguf import Header
 from supervisor.model import Model
+from supervisor.option import options
 from supervisor.preset import Preset
-from supervisor.profile import FEWER_LAYERS
+from supervisor.profile import FEWER_LAYERS, RUNG_FIXED, Rung
 from supervisor.units import MIB, size
+from supervisor.value import Value
 
 if TYPE_CHECKING:
     from supervisor.engine import Engine  # a plan for a card that isn't here needs no engine, nor the time to import it
@@ -63,6 +67,16 @@ def fingerprint(preset: Preset, settings: Settings, *, weights_only: bool = Fals
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """Something that is given up: options and the values that they get; not what was there before, so it can be kept."""
+
+    changes: Mapping[str, Value | Model | None] = field(hash=False)
+    """As in a rung; ``gpu_layers`` is a number. None takes the draft model away."""
+    why: str
+    """Goes in brackets: ``it ran out of the card's memory``, ``20 MiB short``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What will run."""
 
@@ -81,6 +95,8 @@ class Plan:
     """The rungs that were taken, in words."""
     reasons: tuple[str, ...]
     """Where a number comes from that nobody wrote down, and what a reader should doubt."""
+    steps: tuple[Step, ...] = ()
+    """The same as ``given_up``, one for one: a plan for this budget that begins with them is this plan."""
 
     @property
     def device_bytes(self) -> int:
@@ -142,44 +158,128 @@ class Plan:
 
 Headers = Mapping[Model, Header]
 PastByModel = Mapping[Model, Sequence[Allocated]]
+_LESS_IS_LESS: Final = ("context", "gpu_layers", "ubatch", "cache_ram", "checkpoint_budget")
+"""Options of which a larger number is never something given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A preset with what was given up, in words and in steps, one for one."""
+
+    asked: Preset
+    words: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
 
 
 def make(
-    preset: Preset, headers: Headers, budget: Budget, *, engine: Engine | None = None, past: PastByModel = MappingProxyType({})
+    preset: Preset,
+    headers: Headers,
+    budget: Budget,
+    *,
+    engine: Engine | None = None,
+    past: PastByModel = MappingProxyType({}),
+    steps: Sequence[Step] = (),
 ) -> Plan:
     """Plan ``preset`` for ``budget``. ``headers`` holds one for every model that the preset or a rung of its fallback names.
+
+    ``steps`` are given up first. One that no longer goes with the preset is left out, with a sentence in ``reasons``; one that would
+    give up nothing is left out without.
 
     Raises :class:`Error` for what no memory would mend: a cache type that the engine has no kernel for, MTP without a head.
     """
 
-    def one(candidate: Preset, given_up: tuple[str, ...]) -> Plan:
-        refuse(candidate, headers[candidate.model], budget, engine)
-        return _plan(candidate, headers, budget, past, given_up)
+    def taken(given: _Given, step: Step) -> _Given:
+        asked = given.asked.change(step.changes, "fallback")
+        refuse(asked, headers[asked.model], budget, engine)
+        words = _words(given.asked, asked, step.changes, headers[asked.model])
+        steps = stacked(given.steps, step)
+        return _Given(asked, (*given.words[: len(steps) - 1], f"{words} ({step.why})"), steps)
 
-    best = one(preset, ())  # (1)
+    def after(best: Plan, step: Step) -> Plan:
+        return _plan(taken(_Given(best.asked, best.given_up, best.steps), step), headers, budget, past)
+
+    refuse(preset, headers[preset.model], budget, engine)
+    given, strange = _Given(preset), []
+    for step in steps:  # (0)
+        if changes := lessening(given.asked, step.changes):
+            try:
+                _known(changes, headers)
+                given = taken(given, Step(changes, step.why))
+            except Error as error:
+                strange.append(f"what was given up before ({step.why}) is kept: {error.message}")
+    best = _plan(given, headers, budget, past)  # (1)
+    for _ in preset.fallback:  # as often as there are rungs: a rung may be what makes another one help
+        before = best
+        best = _walk(best, preset, after)
+        if best is before or best.fits:
+            break
+    return replace(best, reasons=(*strange, *best.reasons)) if strange else best
+
+
+def _walk(best: Plan, preset: Preset, after: Callable[[Plan, Step], Plan]) -> Plan:
+    """Down the fallback once, until it fits."""
     for rung in preset.fallback:
         if best.fits:
             return best
         if rung != FEWER_LAYERS:  # (2)
-            found = one(
-                best.asked.change(rung.changes, "fallback"), (*best.given_up, f"{rung.words(best.asked)} ({_short(best)})")
-            )
-            best = found if _helps(found, best) else best
-        elif best.device_lacks and budget.cuda:  # (3)
-            best = _fewer_layers(best, one)
+            if changes := lessening(best.asked, rung.changes):
+                found = after(best, Step(changes, _short(best)))
+                best = found if _helps(found, best) else best
+        elif best.device_lacks and best.budget.cuda:  # (3)
+            best = _fewer_layers(best, after)
     return best
 
 
-def _fewer_layers(full: Plan, one: Callable[[Preset, tuple[str, ...]], Plan]) -> Plan:
+def _fewer_layers(full: Plan, after: Callable[[Plan, Step], Plan]) -> Plan:
     """The most layers on the card with which it fits there; as it was if it fits with none. What it takes grows with the layers."""
-    every = architecture.read(full.header).offloadable
 
     def with_layers(count: int) -> Plan:
-        words = f"{every - count} of {every} layers run on the CPU ({_short(full)})"
-        return one(full.asked.change({"gpu_layers": str(count)}, "fallback"), (*full.given_up, words))
+        return after(full, Step({"gpu_layers": count}, _short(full)))
 
-    count = bisect.bisect_right(range(1, every), False, key=lambda layers: with_layers(layers).device_lacks > 0)
+    fewer = range(1, full.settings.gpu_layers)
+    count = bisect.bisect_right(fewer, False, key=lambda layers: with_layers(layers).device_lacks > 0)
     return with_layers(count) if count else full
+
+
+def lessening(asked: Preset, changes: Mapping[str, Value | Model | None]) -> dict[str, Value | Model | None]:
+    """Those of the changes that give something up: not what holds already, nor more of what takes memory by the number."""
+
+    def more(name: str, value: object) -> bool:
+        now = getattr(asked, name)
+        return name in _LESS_IS_LESS and isinstance(value, int) and isinstance(now, int) and value > now
+
+    return {
+        name: value
+        for name, value in changes.items()
+        if not hasattr(asked, name) or (getattr(asked, name) != value and not more(name, value))
+    }
+
+
+def _known(changes: Mapping[str, object], headers: Headers) -> None:
+    """Raise :class:`Error` for changes that no rung of this preset could make, and for a model that can't be read."""
+    for name, value in changes.items():
+        if name == "model" and isinstance(value, Model) and value in headers:
+            architecture.read(headers[value])
+        elif (name not in options() or name in RUNG_FIXED) and (name, value) != ("draft_model", None):
+            word = value.file if isinstance(value, Model) else value
+            raise Error(f"the preset has no {name} {word} that it could go down to", exit=Exit.CONFIG)
+
+
+def stacked(steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
+    """The steps with one more. Layers that left the card in two lots are one step: its sentence counts all of them."""
+    again = bool(steps) and {*steps[-1].changes} == {*step.changes} == {"gpu_layers"}
+    return (*steps[: len(steps) - again], step)
+
+
+def _words(before: Preset, after: Preset, changed: Iterable[str], header: Header) -> str:
+    """What is given up: ``cache_type_k f16 → q8_0, context 65536 → 32768``, ``3 of 34 layers run on the CPU``."""
+    names = [name for name in changed if name not in ("gpu_layers", "draft_model")]  # a draft model goes with its speculation
+    words = [Rung({name: getattr(after, name) for name in names}).words(before)] if names else []
+    if "gpu_layers" in changed:
+        every = architecture.read(header).offloadable
+        layers = every if after.gpu_layers == "all" else min(every, int(after.gpu_layers))
+        words.append(f"{every - layers} of {every} layers run on the CPU")
+    return ", ".join(words)
 
 
 def _helps(found: Plan, before: Plan) -> bool:
@@ -192,12 +292,12 @@ def _short(plan: Plan) -> str:
     return f"{max(1, round(max(plan.device_lacks, plan.host_lacks) / MIB)):,} MiB short"
 
 
-def _plan(preset: Preset, headers: Headers, budget: Budget, past: PastByModel, given_up: tuple[str, ...]) -> Plan:
+def _plan(given: _Given, headers: Headers, budget: Budget, past: PastByModel) -> Plan:
     """One configuration, completed and estimated."""
-    asked, header = preset, headers[preset.model]
+    asked, header = given.asked, headers[given.asked.model]
     shape = architecture.read(header)
-    draft = headers[preset.draft_model] if preset.draft_model else None
-    preset, reasons = derive.complete(preset, shape, header, budget)
+    draft = headers[asked.draft_model] if asked.draft_model else None
+    preset, reasons = derive.complete(asked, shape, header, budget)
     settings = derive.settle(preset, shape, budget)
     found = estimate.make(shape, header, settings, draft=(architecture.read(draft), draft) if draft else None)
     predicted = found
@@ -208,7 +308,8 @@ def _plan(preset: Preset, headers: Headers, budget: Budget, past: PastByModel, g
         doubts = (shape.rough, *doubts)
     if header.assumed:
         doubts = ("the file itself was not read yet, its sizes are those of its recipe: --online reads its header", *doubts)
-    return Plan(asked, preset, header, settings, predicted, found, budget, given_up, (*asked.notes, *reasons, *doubts))
+    reasons = (*asked.notes, *reasons, *doubts)
+    return Plan(asked, preset, header, settings, predicted, found, budget, given.words, reasons, given.steps)
 
 
 def refuse(preset: Preset, header: Header, budget: Budget, engine: Engine | None) -> None:

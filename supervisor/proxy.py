@@ -2,11 +2,16 @@
 
 The clean-ups hang on one ``try``, so success, the child's death, a client that leaves while queued and one that leaves
 mid-stream are one path. Leaving is a cancellation: :mod:`~supervisor.connection` cancels the request's task.
+
+A child that dies takes the requests with it that it had. One of which nothing was sent yet is put to the next child, once; one that was
+begun is told so. Who was in flight when a child died of itself is a suspect and runs alone; at the second death it is refused
+(``suspects``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Final, NamedTuple
 
 from starlette.types import Receive, Scope, Send
@@ -20,6 +25,7 @@ from supervisor.errors import Error, Exit
 from supervisor.ledger import Ledger, Row
 from supervisor.reply import Reply
 from supervisor.routes import ROUTES, Route
+from supervisor.suspects import Standing, fingerprint
 from supervisor.units import MIB, size
 from supervisor.upstream import Broken, Exchange, Upstream
 from supervisor.ward import Ward
@@ -30,6 +36,8 @@ BODY_IDLE_S: Final = 30.0
 """A body of which nothing comes for so long is given up."""
 CLASS_HEADER: Final = b"x-request-class"
 """``interactive`` or ``batch``; OpenAI's ``"service_tier": "flex"`` is batch, too."""
+REFUSALS: Final = 3
+"""So often a child may turn out not to take a connection. It ended in the moment in which it let us in, or is about to be looked after."""
 DROPPED_HEADER: Final = b"x-llmctl-dropped-turns"
 """How many turns of a dialogue were left out, on the answer of a preset with ``truncate: oldest``."""
 
@@ -116,15 +124,10 @@ class Proxy:
     async def _answer(self, client: Connection, answer: Reply, ask: Ask, body: bytes, ward: Ward, ticket: Ticket) -> None:
         row = answer.row
         try:
-            exchange = await self._open(client, answer, ask, body, ward, ticket)
-            try:
-                await answer.forward(exchange)
-            finally:
-                exchange.abort()
-        except Broken as exc:
-            await self._arbiter.settle(ward)
-            row.status = "truncated" if answer.answered else "error"
-            answer.fail(_engine_died(ward.name, str(exc)))
+            if ward.suspects:
+                _judge(ward, ticket, answer.route, body)
+            while not await self._attempt(client, answer, ask, body, ward, ticket):
+                ward.line.leave(ticket)
         except asyncio.CancelledError:
             if not client.was_cut:
                 row.status = "cancelled"
@@ -132,25 +135,55 @@ class Proxy:
             row.status = "interrupted"
             answer.fail(_stopping())
         except Error as error:
-            row.status = "refused" if error.status in (400, 429, 503) else "error"
+            refused = error.status in (400, 429, 503)
+            row.status = "truncated" if answer.answered else "refused" if refused else "error"
             answer.fail(error)
         finally:
             ward.line.leave(ticket, served=row.status == "ok")
             self._ledger.close(row, answer.measure)
 
-    async def _open(self, client: Connection, answer: Reply, ask: Ask, body: bytes, ward: Ward, ticket: Ticket) -> Exchange:
-        """Put the request to the child when its turn has come; once more where the child ended before it took it."""
+    async def _attempt(self, client: Connection, answer: Reply, ask: Ask, body: bytes, ward: Ward, ticket: Ticket) -> bool:
+        """Put it to the child; False when the child died of which the client has had nothing, so that it can be put to the next one.
+
+        Raises :class:`Error`: what is wrong with the request, or that its child died.
+        """
+        upstream, exchange = await self._open(client, answer, ask, body, ward, ticket)
+        try:
+            await answer.forward(exchange)
+            if ward.suspects:
+                ward.suspects.served(fingerprint(answer.route.path, ward.name, body))
+            return True
+        except Broken as exc:
+            cause = await upstream.fate()
+            ward.line.leave(ticket)  # before it is judged: a ticket's places must not change while it is inside
+            if cause is not None and cause.blames_request:
+                ward.suspects.died(fingerprint(answer.route.path, ward.name, body), upstream.child.pid, time.monotonic())
+                _judge(ward, ticket, answer.route, body)
+            if answer.answered or answer.row.attempts > 1 or cause is None:
+                raise _engine_died(ward.name, cause.text if cause is not None else str(exc)) from exc
+            return False
+        finally:
+            exchange.abort()
+
+    async def _open(
+        self, client: Connection, answer: Reply, ask: Ask, body: bytes, ward: Ward, ticket: Ticket
+    ) -> tuple[Upstream, Exchange]:
+        """Put the request to the child when its turn has come; again where the child turns out not to take it."""
+        refusals = 0
         while True:
-            upstream, body = await self._enter(client, answer, ask, body, ward, ticket)
-            answer.row.attempts += 1
-            asked = answer.asked(ask.spliced(body, ward.preset.most_tokens))
+            upstream, fitting = await self._enter(client, answer, ask, body, ward, ticket)
+            asked = answer.asked(ask.spliced(fitting, ward.preset.most_tokens))
             try:
-                return upstream.request(answer.route.path, asked, answer.begin)
-            except Broken:
-                if answer.row.attempts > 1:
-                    raise
-                await self._arbiter.settle(ward)
+                exchange = upstream.request(answer.route.path, asked, answer.begin)
+            except Broken as exc:
+                refusals += 1
+                cause = await upstream.fate()
+                if cause is None and refusals >= REFUSALS:
+                    raise _engine_died(ward.name, str(exc)) from exc
                 ward.line.leave(ticket)
+            else:
+                answer.row.attempts += 1
+                return upstream, exchange
 
     async def _enter(
         self, client: Connection, answer: Reply, ask: Ask, body: bytes, ward: Ward, ticket: Ticket
@@ -176,7 +209,7 @@ class Proxy:
         body, dropped = await length.fit(upstream, answer.route, ask, body, ward.preset, context)
         if dropped:
             answer.row.dropped_turns = dropped
-            answer.headers = (*answer.headers, (DROPPED_HEADER, str(dropped).encode()))
+            answer.headers = ((DROPPED_HEADER, str(dropped).encode()),)
         return body
 
 
@@ -203,6 +236,21 @@ def _rank(scope: Scope, client: Connection, ask: Ask) -> tuple[str, bool]:
     if not party and client.client:
         party = client.client[0]
     return party, (said or ("batch" if ask.service_tier == "flex" else "")) == "batch"
+
+
+def _judge(ward: Ward, ticket: Ticket, route: Route, body: bytes) -> None:
+    """Let a suspect run alone. Raises :class:`Error` (HTTP 500) for one that is known to end the engine."""
+    standing = ward.suspects.standing(fingerprint(route.path, ward.name, body), time.monotonic())
+    ticket.alone = standing is Standing.SUSPECT
+    if standing is Standing.POISON:
+        raise Error(
+            f"the engine of {ward.name} died twice while this request was in work; it is refused for a while",
+            exit=Exit.CHILD,
+            hint="another request, or llmctl logs",
+            status=500,
+            code="engine_crashed",
+            retry=False,
+        )
 
 
 def _engine_died(name: str, why: str) -> Error:

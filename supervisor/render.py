@@ -28,10 +28,12 @@ PLAIN_EVERY_S = 15.0
 
 
 def error(problem: Error) -> None:
-    """One sentence, and what to try under it, on stderr."""
+    """One sentence, what to try under it, and the last lines of what failed, on stderr."""
     print(f"error: {_harmless(problem.message)}", file=sys.stderr)
     if problem.hint:
         print(f"try: {_harmless(problem.hint)}", file=sys.stderr)
+    for line in problem.log:
+        print(f"    {_harmless(line)}", file=sys.stderr)
 
 
 def _harmless(text: str) -> str:

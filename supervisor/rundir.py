@@ -1,7 +1,9 @@
 """The run folder: one llmctl a home, described so that ``status`` and ``down`` find it, and swept when its owner was killed.
 
 The lock is a ``flock`` on the folder itself: it vanishes with the process, and there is no lock file to go stale. The description,
-``instance.json``, names the owner and its children by pid *and* start time, since a pid alone may be somebody else's by now.
+``instance.json``, names the owner and its children by pid *and* start time, since a pid alone may be somebody else's by now. A child's
+environment names its folder here as its home; by that those are found that it moved out of the reach of the death signal, and those
+that were started a moment before the kill, so never noted.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
 import signal
@@ -22,6 +25,8 @@ from supervisor.errors import Error, Exit
 
 INSTANCE: Final = "instance.json"
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+log = logging.getLogger("llmctl.rundir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +82,11 @@ class Instance:
 class RunDir:
     """The claimed run folder. Its owner alone writes there."""
 
-    def __init__(self, folder: Path, instance: Instance) -> None:
+    def __init__(self, folder: Path, instance: Instance, handle: int) -> None:
         self.folder = folder
         self.instance = instance
+        self._handle = handle
+        self._is_told = True
 
     def child_folder(self, name: str) -> Path:
         """The folder in which the child called ``name`` runs. Raises :class:`Error` (exit code 3) for a name that isn't of one below it."""
@@ -97,11 +104,60 @@ class RunDir:
         self.describe(children=tuple(alive), presets=presets)
 
     def describe(self, **changes: Any) -> None:  # noqa: ANN401
-        """Change the description; the file is replaced whole."""
+        """Change the description; the file is replaced whole.
+
+        Where it can't be written (a full disk, the folder gone) the old one stays, and :meth:`mend` tries again: what runs goes on.
+        """
         self.instance = replace(self.instance, **changes)
         part = self.folder / f"{INSTANCE}.part"
-        part.write_text(json.dumps(asdict(self.instance)))
-        part.replace(self.folder / INSTANCE)
+        try:
+            part.write_text(json.dumps(asdict(self.instance)))
+            part.replace(self.folder / INSTANCE)
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            if self._is_told:
+                log.warning("%s can't be written: %s; llmctl status and down may not find what runs", part, exc.strerror)
+            self._is_told = False
+        else:
+            self._is_told = True
+
+    def mend(self) -> bool:
+        """Make the folder again, lock and describe it, if it was removed or replaced under us; whether it had to be.
+
+        The children's sockets went with it, so those can't be reached any more. To be called now and then: nothing wrong costs three
+        looks at the file system. Raises :class:`Error` (exit code 7) when it can't be made, or another llmctl has the new one.
+        """
+        if self.is_ours():
+            if not self._is_told or not (self.folder / INSTANCE).exists():
+                self.describe()
+            return False
+        handle = _open(self.folder)
+        found = _parse(self.folder)
+        if found and found.process != self.instance.process:
+            _clean(self.folder, found)  # of one that came between, and was killed
+        self._handle, before = handle, self._handle
+        os.close(before)
+        log.warning("the run folder %s was gone and is made again", self.folder)
+        self.describe()
+        return True
+
+    def is_ours(self) -> bool:
+        """Whether the folder under the name is still the one that is locked."""
+        try:
+            return os.path.samestat(self.folder.lstat(), os.fstat(self._handle))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Remove what is ours and give up the lock; twice is harmless."""
+        try:
+            if self.is_ours():
+                sweep(self.folder)
+        finally:
+            if self._handle >= 0:
+                os.close(self._handle)
+            self._handle = -1
 
 
 @contextmanager
@@ -111,20 +167,26 @@ def claim(folder: Path, presets: tuple[str, ...], token: str) -> Iterator[RunDir
     What a killed predecessor left (processes, sockets) is removed first. Raises :class:`Error` (exit code 7) that names the
     holder when another llmctl has it.
     """
-    _make(folder)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    owned = RunDir(folder, Instance(Process.of(os.getpid()), "", presets, token), _open(folder))
     try:
-        if not _lock(handle):
-            raise busy(folder, _parse(folder))
         sweep(folder)
-        owned = RunDir(folder, Instance(Process.of(os.getpid()), "", presets, token))
         owned.describe()
-        try:
-            yield owned
-        finally:
-            sweep(folder)
+        yield owned
     finally:
+        owned.close()
+
+
+def _open(folder: Path) -> int:
+    """A descriptor of the folder, made if need be, that holds its lock. Raises :class:`Error` (exit code 7) when another has it."""
+    _make(folder)
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as exc:  # removed again, or no descriptor is left
+        raise Error(f"the run folder {folder} can't be opened: {exc.strerror}", exit=Exit.BUSY, hint="set LLMCTL_HOME") from exc
+    if not _lock(handle):
         os.close(handle)
+        raise busy(folder, _parse(folder))
+    return handle
 
 
 def busy(folder: Path, holder: Instance | None) -> Error:
@@ -154,19 +216,46 @@ def clear(folder: Path) -> bool:
 
 
 def sweep(folder: Path) -> bool:
-    """End the children that the description names, and remove it and their folders. Only for the holder of the lock.
+    """End the children that the description names and those that live here, remove it and their folders. Only for the holder of the lock.
 
     Whatever else lies in the folder isn't ours and stays. Returns whether there was a description.
     """
     found = _parse(folder)
+    for pid in _living_in(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    _clean(folder, found)
+    return found is not None
+
+
+def _clean(folder: Path, found: Instance | None) -> None:
     for child in found.children if found else ():
         child.signal(signal.SIGKILL)
     for name in found.presets if found else ():
         if _is_child(name) and not (folder / name).is_symlink():
             shutil.rmtree(folder / name, ignore_errors=True)
     for name in (INSTANCE, f"{INSTANCE}.part"):
-        (folder / name).unlink(missing_ok=True)
-    return found is not None
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+
+
+def _living_in(folder: Path) -> list[int]:
+    """The user's processes whose home and configuration folder are both one child's folder here, as ``argv.environment`` sets them."""
+    found = []
+    below = os.fsencode(folder) + b"/"
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            if entry.stat().st_uid != os.getuid():
+                continue
+            variables = dict(word.partition(b"=")[::2] for word in Path(entry.path, "environ").read_bytes().split(b"\0"))
+        except OSError:  # it has ended, or may not be looked at
+            continue
+        home = variables.get(b"HOME", b"")
+        if home == variables.get(b"XDG_CONFIG_HOME") and home.startswith(below) and _is_child(os.fsdecode(home[len(below) :])):
+            found.append(int(entry.name))
+    return found
 
 
 def _is_child(name: str) -> bool:

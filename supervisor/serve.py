@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self
 
@@ -30,7 +31,7 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from supervisor import app, gate, rundir
+from supervisor import app, gate, logfile, rundir
 from supervisor.arbiter import Arbiter
 from supervisor.catalog import Catalog
 from supervisor.connection import KEEP_ALIVE_S, Connection
@@ -47,6 +48,10 @@ log = logging.getLogger("llmctl.serve")
 DEFAULT_PORT: Final = 8080
 DRAIN_S: Final = 30.0
 DRAIN_POLL_S: Final = 0.02
+TIDY_S: Final = 2.0
+"""Between two looks at the run folder and our own log; one costs some 20 µs."""
+OWN_LOG: Final = "llmctl.log"
+"""Of a detached llmctl; no preset may be called so."""
 FLUSH_S: Final = 1.0
 """For the last words to a client that is being cut."""
 BACKLOG: Final = 1024
@@ -145,7 +150,7 @@ class Stops:
 
     def _got(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP and not self._foreground:
-            return  # there is nothing to reload yet
+            return  # files are looked at again every few seconds anyway (arbiter)
         if self._loop is None:
             self._early = number
             return
@@ -237,6 +242,7 @@ async def _serve(
     door = Door(app.make(Proxy(arbiter, ledger), control), sockets)
     async with asyncio.TaskGroup() as around:
         forcing = around.create_task(_force(stops, door, arbiter), name="force")
+        tidying = around.create_task(_tidy(owned, None if service.foreground else service.home.logs / OWN_LOG), name="tidy")
         async with arbiter.run():
             await door.open()
             try:
@@ -249,6 +255,23 @@ async def _serve(
             finally:
                 await door.shut()
         forcing.cancel()
+        tidying.cancel()
+
+
+async def _tidy(owned: RunDir, own_log: Path | None) -> None:
+    """Keep what is ours on disk as it should be: the run folder there, our own log within its bounds."""
+    lost = False
+    while True:
+        await asyncio.sleep(TIDY_S)
+        try:
+            owned.mend()
+            lost = False
+        except Error as error:  # another llmctl has it by now: what runs here is served to its end
+            if not lost:
+                log.warning("%s", error.message)
+            lost = True
+        if own_log is not None:
+            await asyncio.to_thread(logfile.trim, own_log)
 
 
 async def _announce(arbiter: Arbiter, address: str, ready: Ready) -> None:

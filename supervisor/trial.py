@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 import httpx2
 
-from supervisor import allocation, argv, child, launcher, lifecycle, sampling, warmup
+from supervisor import allocation, argv, causes, child, launcher, sampling, warmup
 from supervisor.allocation import Allocation
 from supervisor.architecture import Architecture
 from supervisor.errors import Error, Exit
@@ -205,7 +205,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:
         if process.poll() is not None:
             raise _ended(process, log)
         if time.monotonic() > deadline:
-            what = f"llama-server was not ready within {READY_TIMEOUT_S:.0f} s: {lifecycle.last_words(text)}"
+            what = f"llama-server was not ready within {READY_TIMEOUT_S:.0f} s: {causes.last_words(text)}"
             raise Error(what, exit=Exit.CHILD, hint="llmctl engine test")
         time.sleep(0.05)
 
@@ -224,7 +224,7 @@ def _child_errors(process: subprocess.Popen[bytes], log: Path) -> Iterator[None]
 
 
 def _ended(process: subprocess.Popen[bytes], log: Path) -> Error:
-    cause = lifecycle.cause(process.returncode, log.read_text(errors="replace"))
+    cause = causes.of_exit(process.returncode, log.read_text(errors="replace"))
     return Error(f"llama-server ended: {cause.text}", exit=Exit.CHILD, hint=cause.hint or "llmctl engine test")
 
 

@@ -10,6 +10,7 @@ warm-up, properties) goes through httpx.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -19,7 +20,9 @@ from typing import Any, Final, Self
 import httptools
 import httpx2
 
+from supervisor import progress
 from supervisor.argv import SOCKET
+from supervisor.causes import Cause
 from supervisor.child import Child
 from supervisor.errors import Error, Exit
 from supervisor.units import KIB
@@ -32,6 +35,10 @@ PROBE_S: Final = 5.0
 
 ASK_S: Final = 60.0
 """Bound on a question about a prompt: 30 MB of text are tokenised in seconds, on busy cores."""
+SETTLE_S: Final = 0.2
+"""How long after its connections a child's end may be noticed."""
+CLASSIFY_S: Final = 30.0
+"""Bound on the word why a child ended, once it has: its log is read, and the card's driver is asked."""
 _BUFFER: Final = memoryview(bytearray(64 * KIB))
 """Where every read lands: the parser copies what it hands on, and the loop reads one socket at a time."""
 SOCKET_PATH_BYTES: Final = 107
@@ -111,6 +118,11 @@ class Exchange:
         """Returns when the whole body went to the consumer. Raises :class:`Broken` when the connection ended before."""
         await self._end
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether its client can't take more."""
+        return self._paused
+
     def pause(self) -> None:
         """Stop reading: the consumer can't take more. The child then waits in its own write."""
         if not self._paused and not self._closed:
@@ -139,6 +151,7 @@ class Exchange:
         if not count:
             self._finish(Broken("the child closed the connection before its reply ended"))
             return
+        self._owner.heard += 1
         try:
             self._parser.feed_data(_BUFFER[:count])
             if self._parts and self._consume is not None:
@@ -229,6 +242,13 @@ class Upstream:
     def __init__(self, child: Child) -> None:
         self.child = child
         self.exchanges: set[Exchange] = set()
+        self.heard = 0
+        """Pieces of replies that came: it moves while the child does."""
+        self.doubted = asyncio.Event()
+        """Somebody found that it takes no connection: its keeper is to look after it."""
+        self.obituary: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
+        """Why it ended; its keeper says so, once."""
+        self._closed = False
         self._folder = os.open(child.folder, os.O_PATH | os.O_DIRECTORY)
         # A longer path goes through the folder's descriptor, where it always fits (and costs 5 µs more).
         plain = str(child.folder / SOCKET)
@@ -252,9 +272,51 @@ class Upstream:
         except OSError as exc:
             if door is not None:
                 door.close()
+            self.doubted.set()
             raise Broken(f"the child takes no connection: {exc.strerror}") from exc
         self.exchanges.add(exchange)
         return exchange
+
+    @property
+    def unread(self) -> int:
+        """Requests that could bring bytes: those whose clients take some."""
+        return sum(not each.is_paused for each in self.exchanges)
+
+    async def fate(self) -> Cause | None:
+        """A connection broke: why the child ended, or None when it lives on."""
+        if not self._closed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_S):
+                    await self.child.wait()
+        if self._closed or self.child.returncode is not None:
+            await asyncio.wait((self.obituary,), timeout=CLASSIFY_S)
+        return self.obituary.result() if self.obituary.done() else None
+
+    def bury(self, cause: Cause) -> None:
+        """Say why it ended. The first word counts."""
+        if not self.obituary.done():
+            self.obituary.set_result(cause)
+
+    async def slots(self, patience_s: float) -> progress.Slots | progress.Refused | None:
+        """A reading of /slots; None when it doesn't answer in time, as between two batches it does."""
+        if self.refuses():
+            return progress.Refused()
+        try:
+            reply = await self._slow.get("/slots", timeout=patience_s)
+            return progress.read_slots(reply.json())
+        except (httpx2.HTTPError, ValueError):
+            return None
+
+    def refuses(self) -> bool:
+        """Whether it takes no new connection: its listener is closed, or its socket is gone."""
+        with socket.socket(socket.AF_UNIX, _DOOR) as door:
+            try:
+                door.connect(self._path)
+            except (ConnectionRefusedError, FileNotFoundError):
+                return True
+            except OSError:  # it has more connections waiting than it takes at once
+                return False
+        return False
 
     async def healthy(self) -> bool:
         """Whether /health says 200; False while it loads or doesn't answer."""
@@ -291,6 +353,7 @@ class Upstream:
 
     async def close(self) -> None:
         """Cut every exchange and let go of the socket. Twice is harmless."""
+        self._closed = True
         for exchange in list(self.exchanges):
             exchange.abort("its process ended")
         try:

@@ -12,12 +12,14 @@ from typing import Any
 from supervisor import lifecycle
 from supervisor.allocation import Allocation
 from supervisor.catalog import Launch
+from supervisor.causes import Cause
 from supervisor.child import Child
 from supervisor.errors import Error, Exit
-from supervisor.lifecycle import Cause, Event, Owner, Restarts, State
+from supervisor.lifecycle import Event, Owner, Restarts, State
 from supervisor.line import Line
 from supervisor.placement import HOST, Running
 from supervisor.preset import Preset
+from supervisor.suspects import Suspects
 from supervisor.upstream import Upstream
 
 log = logging.getLogger("llmctl.arbiter")
@@ -33,6 +35,8 @@ class Ward:
     line: Line
     told: Callable[[dict[str, Any]], None]
     """Is told each change, as JSON."""
+    renew: Callable[[str], None]
+    """Ends its child when what is in work has ended, and starts another one; told why. What its keeper can't mend is mended so."""
     ordered: bool = False
     """The user named it, in ``up`` or ``switch``."""
     wanted: Owner | None = None
@@ -41,11 +45,19 @@ class Ward:
     """Who did when it began to end."""
     state: State = State.STOPPED
     cause: Cause | None = None
-    """Why it is not up, when nobody stopped it."""
+    """Why its child ended last, when nobody stopped it."""
     problem: Error | None = None
     """Why it could not even be started, the last time that this was tried."""
     restarts: int = 0
     budget: Restarts = field(default_factory=Restarts)
+    again_s: float | None = None
+    """When it is tried again, while it is BACKOFF or FAILED."""
+    held: bool = False
+    """Drained by the user: whoever asks for it waits until it is restarted."""
+    returns: bool = False
+    """It ends to be started again."""
+    suspects: Suspects = field(default_factory=Suspects)
+    """Requests that were in flight when its child died."""
     launch: Launch | None = None
     child: Child | None = None
     upstream: Upstream | None = None
@@ -63,12 +75,20 @@ class Ward:
     """When its last child had ended and nobody had started since."""
     ready_s: float | None = None
     """When it was last ready."""
+    died_s: float = -math.inf
+    """When its child died last, of itself."""
+    weighed_s: float = -math.inf
+    """When it was last renewed for its memory."""
     slot_context: int | None = None
     """Tokens one request may use, as the engine says; known once it was ready."""
     allocated: Allocation | None = None
     """What the engine allocated at its last start, by its log."""
     loaded: float = 0.0
     """Part of its files that it has read, while it starts."""
+    own_bytes: int | None = None
+    """Memory of its own in the host's RAM, as last seen while it runs."""
+    card_bytes: int | None = None
+    """What it has of cards' memory, likewise; None where the driver doesn't say."""
 
     def __repr__(self) -> str:
         pid = self.child.pid if self.child else None
@@ -97,12 +117,13 @@ class Ward:
             status=503,
             code="engine_unavailable",
             retry=False if self.cause.permanent else None,
+            log=self.cause.lines,
         )
 
     @property
     def is_asked_for(self) -> bool:
         """Whether anybody wants it up who isn't being served yet."""
-        return self.wanted is Owner.USER or self.line.admission.waiting > 0
+        return not self.held and (self.wanted is Owner.USER or self.returns or self.line.admission.waiting > 0)
 
     def move(self, event: Event) -> None:
         """Take one edge of the table, and tell it."""
@@ -126,7 +147,8 @@ class Ward:
         said: dict[str, Any] = {"preset": self.name, "state": self.state.value}
         if self.state is State.STARTING:
             said["loaded"] = round(self.loaded, 3)
-        if self.why is not None and self.state in (State.BACKOFF, State.FAILED, State.STOPPED):
+        is_down = self.state in (State.BACKOFF, State.FAILED) or (self.state is State.STOPPED and not self.is_asked_for)
+        if self.why is not None and is_down:
             said["cause"] = self.why
             said["exit"] = int(Exit.CHILD if self.cause is not None or self.problem is None else self.problem.exit)
             said["try"] = self.cause.hint if self.cause is not None else self.problem.hint if self.problem is not None else ""

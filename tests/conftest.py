@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import psutil
@@ -27,6 +27,9 @@ from supervisor import engine, ledger, paths, preset, rundir, store
 from supervisor.errors import Error
 from tests import fakes
 from tests.fakes import gguf
+
+if TYPE_CHECKING:
+    from tests.shelf import Shelf
 
 WAIT_S = 60.0
 """Bound on every wait for an event. Generous: the machine may be busy; nothing waits that long when all is well."""
@@ -245,6 +248,14 @@ def fake_box(tmp_path: Path) -> Iterator[Callable[..., Box]]:
 def module_fake_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Box]]:
     """The same, shared by a module's tests."""
     yield from _fake_boxes(tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    """An empty :class:`~tests.shelf.Shelf`."""
+    from tests.shelf import Shelf
+
+    return Shelf(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,11 @@ import pytest
 from supervisor.admission import BATCH_TURN, RETRY_MOST_S, RETRY_UNKNOWN_S, Admission, Offer, Ticket
 
 
+def takes(ticket: Ticket) -> int:
+    """One that has to be alone takes a place even if it decodes nothing."""
+    return 1 if ticket.alone and ticket.cost == 0 else ticket.cost
+
+
 @dataclass
 class Oracle:
     """The same promise in the plainest words: people before a room, and a doorman who looks at all of them each time."""
@@ -26,17 +31,20 @@ class Oracle:
     streak: int = 0
 
     def room(self, ticket: Ticket) -> bool:
-        used = sum(each.cost for each in self.inside)
-        return not ticket.cost or not used or used + ticket.cost <= self.places
+        placed = [each for each in self.inside if takes(each)]
+        used = sum(takes(each) for each in placed)
+        if takes(ticket) and placed and any(each.alone for each in [*placed, ticket]):
+            return False
+        return not takes(ticket) or not used or used + takes(ticket) <= self.places
 
     def come(self, ticket: Ticket) -> Offer:
-        paying = [each for each in self.line if each.cost]
-        if self.opened and self.room(ticket) and not (ticket.cost and paying):
+        paying = [each for each in self.line if takes(each)]
+        if self.opened and self.room(ticket) and not (takes(ticket) and paying):
             self.inside.append(ticket)
             return Offer.ADMITTED
         if len(self.line) >= self.limit:
             return Offer.SHED
-        if ticket.cost:
+        if takes(ticket):
             self.number += 1
             if not any((each.batch, each.party) == (ticket.batch, ticket.party) for each in paying):
                 self.since[ticket.batch, ticket.party] = self.number
@@ -45,11 +53,11 @@ class Oracle:
 
     def held(self, party: str) -> int:
         there = self.inside + ([self.leaving] if self.leaving else [])
-        return sum(each.cost for each in there if each.party == party)
+        return sum(takes(each) for each in there if each.party == party)
 
     def chosen(self) -> Ticket | None:
         """Whose turn it is: class, then party, then arrival."""
-        paying = [each for each in self.line if each.cost]
+        paying = [each for each in self.line if takes(each)]
         classes = {each.batch for each in paying}
         if not classes:
             return None
@@ -61,14 +69,14 @@ class Oracle:
     def fill(self) -> list[Ticket]:
         if not self.opened:
             return []
-        entered = [each for each in self.line if not each.cost]
+        entered = [each for each in self.line if not takes(each)]
         while True:
             self.line = [each for each in self.line if each not in entered]
             self.inside += [each for each in entered if each not in self.inside]
             ticket = self.chosen()
             if ticket is None or not self.room(ticket):
                 return entered
-            waits = any(each.batch and each.cost for each in self.line)
+            waits = any(each.batch and takes(each) for each in self.line)
             self.streak = self.streak + 1 if waits and not ticket.batch else 0
             self.number += 1
             self.since[ticket.batch, ticket.party] = self.number
@@ -89,7 +97,7 @@ def test_any_history_goes_as_the_oracle_says(seed: int) -> None:
     draw = random.Random(seed)
     places, limit, parties = draw.randint(1, 6), draw.choice([0, 1, 8, 30]), "abcde"[: draw.randint(1, 5)]
     real, oracle = Admission(places, limit), Oracle(places, limit)
-    batches = draw.random()
+    batches, suspects = draw.random(), draw.choice([0.0, 0.1, 0.5, 1.0])
     seen: list[Ticket] = []
     for step in range(500):
         chance = draw.random()
@@ -98,7 +106,7 @@ def test_any_history_goes_as_the_oracle_says(seed: int) -> None:
             assert real.admit(float(step)) == oracle.fill()
         elif chance < 0.55:
             cost = draw.choice([0, 1, 1, 1, 2, 3, places, places + 2])
-            ticket = Ticket(cost, draw.choice(parties), batch=draw.random() < batches)
+            ticket = Ticket(cost, draw.choice(parties), batch=draw.random() < batches, alone=draw.random() < suspects)
             assert real.offer(ticket, float(step)) is oracle.come(ticket)
             seen.append(ticket)
         elif seen:
@@ -106,7 +114,9 @@ def test_any_history_goes_as_the_oracle_says(seed: int) -> None:
             if known:
                 ticket = draw.choice(known)
                 assert real.release(ticket, float(step), served=draw.random() < 0.5) == oracle.go(ticket)
-        used = [ticket.cost for ticket in oracle.inside if ticket.cost]
+        placed = [ticket for ticket in oracle.inside if takes(ticket)]
+        used = [takes(ticket) for ticket in placed]
+        assert len(placed) == 1 or not any(ticket.alone for ticket in placed)  # never another one beside one that has to be alone
         assert sum(used) <= places or len(used) == 1  # never more than places, but a single one that is larger
         assert real.busy == min(places, sum(used))
         assert (real.inside, real.waiting) == (len(oracle.inside), len(oracle.line))
@@ -209,6 +219,68 @@ def test_one_that_decodes_nothing_leaves_the_queue() -> None:
     assert admit_all(admission, free, Ticket(0)) == [Offer.QUEUED, Offer.SHED]
     assert admission.release(free, 0.0) == []
     assert admission.waiting == 0
+
+
+# Who has to be alone.
+
+
+def test_one_that_has_to_be_alone_waits_until_all_have_gone_and_those_behind_it_wait_for_it() -> None:
+    admission = Admission(4, 256)
+    first, second, suspect, other, behind = Ticket(), Ticket(), Ticket(alone=True), Ticket(alone=True), Ticket()
+    assert admit_all(admission, first, second, suspect, behind, other) == [Offer.ADMITTED] * 2 + [Offer.QUEUED] * 3
+    assert admission.release(first, 0.0) == []
+    assert admission.release(second, 0.0) == [suspect]
+    assert admission.offer(Ticket(), 0.0) is Offer.QUEUED  # three places are free
+    assert admission.release(suspect, 0.0) == [behind]
+    assert admission.release(behind, 0.0) == [other]
+
+
+def test_one_that_has_to_be_alone_goes_at_once_into_an_empty_room() -> None:
+    admission = Admission(4, 256)
+    assert admit_all(admission, Ticket(alone=True), Ticket(), Ticket(0)) == [Offer.ADMITTED, Offer.QUEUED, Offer.ADMITTED]
+    assert (admission.busy, admission.inside, admission.waiting) == (1, 2, 1)
+
+
+def test_one_that_has_to_be_alone_takes_a_place_even_if_it_decodes_nothing() -> None:
+    admission = Admission(2, 256)
+    first, suspect = Ticket(), Ticket(0, alone=True)
+    assert admit_all(admission, first, suspect) == [Offer.ADMITTED, Offer.QUEUED]
+    assert admission.release(first, 0.0) == [suspect]
+    assert admission.offer(Ticket(), 0.0) is Offer.QUEUED
+
+
+def test_one_that_has_to_be_alone_and_leaves_the_queue_lets_those_behind_it_go() -> None:
+    admission = Admission(2, 256)
+    first, suspect, behind = Ticket(), Ticket(alone=True), Ticket()
+    admit_all(admission, first, suspect, behind)
+    assert admission.release(suspect, 0.0) == [behind]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_is_starved_where_some_have_to_be_alone(seed: int) -> None:
+    """With endless traffic of all sorts each one gets in before many more than came before it have."""
+    draw = random.Random(seed)
+    places = draw.randint(1, 5)
+    admission = Admission(places, 20)
+    inside: list[Ticket] = []
+    entered: list[Ticket] = []
+    before: dict[Ticket, int] = {}
+    for _ in range(2000):
+        ticket = Ticket(draw.randint(1, places), draw.choice("abc"), batch=draw.random() < 0.3, alone=draw.random() < 0.3)
+        offer = admission.offer(ticket, 0.0)
+        if offer is not Offer.SHED:
+            before[ticket] = len(entered)
+        news = [ticket] if offer is Offer.ADMITTED else []
+        if inside and draw.random() < 0.9:
+            news += admission.release(inside.pop(draw.randrange(len(inside))), 0.0)
+        inside += news
+        entered += news
+        assert len(inside) == 1 or not any(each.alone for each in inside)
+    overtaken = [at - before[ticket] for at, ticket in enumerate(entered)]
+    assert any(each.alone for each in entered)
+    there = set(entered)
+    overtaken += [len(entered) - before[ticket] for ticket in before if ticket not in there]
+    assert max(overtaken) <= 20 * 3 * BATCH_TURN  # behind all that may wait, of one party among three, in batch
 
 
 # Open and closed.
@@ -400,6 +472,38 @@ def test_only_whole_answers_that_held_a_place_are_measured() -> None:
     admit_all(admission, inside, waited)
     admission.release(waited, 100.0, served=True)  # it left the queue
     assert admission.service_s is None
+
+
+def test_those_who_have_to_be_alone_count_as_all_places() -> None:
+    admission = Admission(4, 256)
+    first, suspect = Ticket(), Ticket(alone=True)
+    admission.offer(first, 0.0)
+    admission.release(first, 4.0, served=True)
+    admit_all(admission, suspect, Ticket(), Ticket(alone=True))  # one after the other
+    assert admission.retry_after_s() == 9
+    admission.release(suspect, 0.0)
+    assert admission.retry_after_s() == 5
+
+
+def test_one_that_had_to_be_alone_counts_no_more_when_it_has_gone() -> None:
+    admission = Admission(4, 256, service_s=4.0)
+    suspect = Ticket(alone=True)
+    admission.offer(suspect, 0.0)
+    assert admission.retry_after_s() == 4
+    admission.release(suspect, 0.0)
+    assert admission.retry_after_s() == 1
+
+
+def test_answers_that_held_a_place_to_their_end_are_counted() -> None:
+    admission = Admission(1, 256)
+    whole, cut, free, waits = Ticket(), Ticket(), Ticket(0), Ticket()
+    for ticket, served in ((whole, True), (whole, True), (cut, False), (free, True)):
+        if ticket is not whole or not admission.served:
+            admission.offer(ticket, 0.0)
+        admission.release(ticket, 1.0, served=served)
+    admit_all(admission, cut, waits)
+    admission.release(waits, 1.0, served=True)  # it left the queue
+    assert admission.served == 1
 
 
 def test_the_measured_time_follows_the_last_answers() -> None:

@@ -1,6 +1,6 @@
 """Which children are up: started when asked for, swapped when memory asks for it, ended without cutting anybody; with real processes.
 
-The memory is made up (:class:`Shelf`), and so are the plans' bytes; the children are fake engines.
+The memory is made up (:class:`~tests.shelf.Shelf`), and so are the plans' bytes; the children are fake engines.
 """
 
 from __future__ import annotations
@@ -9,239 +9,27 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
-import functools
 import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-import uvloop
 
 from supervisor import arbiter as arbiter_module
-from supervisor import argv, budget, cards, engine, headers, plan, preset
 from supervisor.admission import Ticket
-from supervisor.allocation import Allocation
 from supervisor.arbiter import Arbiter
 from supervisor.catalog import Launch
 from supervisor.child import Child
 from supervisor.errors import Error, Exit
-from supervisor.estimate import Estimate
 from supervisor.lifecycle import Owner, State
 from supervisor.placement import HOST
-from supervisor.plan import Plan
-from supervisor.preset import Preset
 from supervisor.units import GIB, MIB
-from supervisor.upstream import Broken
-from supervisor.ward import Ward
 from tests import fakes
 from tests.conftest import WAIT_S
-from tests.fakes import gguf
-from tests.plans import NOWHERE, machine
-
-CARD = "CUDA0"
-FLAGS = Path(__file__).parent / "data" / "llama-server-help.txt"
-
-
-@functools.cache
-def planned() -> Plan:
-    """``tiny`` on the CPU of some machine."""
-    asked = preset.load("tiny", NOWHERE)
-    return plan.make(asked, {asked.model: headers.find(NOWHERE, asked.model)}, budget.make("none", machine(16, 12)))
-
-
-@dataclass
-class Shelf:
-    """A catalog of presets on the fake engine, and a machine with so many GiB in each pool of memory.
-
-    A child takes what was planned for it when it is ready; the host's it never takes, so that there only the plans count.
-    """
-
-    root: Path
-    memory: dict[str, float] = field(default_factory=lambda: {HOST: 10})
-    ordered: tuple[str, ...] = ()
-    presets: dict[str, Preset] = field(default_factory=dict)
-    knobs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sizes: dict[str, float] = field(default_factory=dict)
-    servers: dict[str, Path] = field(default_factory=dict)
-    """Another binary than the fake."""
-    problems: dict[str, Error] = field(default_factory=dict)
-    """What keeps a preset from being planned."""
-    missing: set[str] = field(default_factory=set)
-    """Whose model isn't here."""
-    lag_s: float = 0.0
-    """For how long the card's memory isn't back after a child's end."""
-    first_seen_by: str = ""
-    """Or it is back when this preset looks for the second time, just before any other one looks."""
-    looks: int = 0
-    spare: list[tuple[str, Mapping[str, int]]] = field(default_factory=list)
-    """What was to be spared at each planning."""
-    seen: list[Allocation] = field(default_factory=list)
-    arbiter: Arbiter | None = None
-    ended: dict[str, float] = field(default_factory=dict)
-    pids: dict[str, int] = field(default_factory=dict)
-    spawned: int = 0
-    most_gib: float = 0.0
-    """Most memory that was planned for children alive at the same time."""
-
-    def add(self, name: str, gib: float = 4, *, fake: dict[str, Any] | None = None, **options: Any) -> Shelf:
-        """A preset; ``fake`` are its engine's knobs, the rest its options."""
-        options = {"hold": 0, "slots": 2} | options
-        self.presets[name] = dataclasses.replace(planned().preset, name=name, **options)
-        self.sizes[name] = gib
-        self.knobs[name] = {"tokens": 2} | (fake or {})
-        return self
-
-    def here(self, name: str) -> bool:
-        return name not in self.missing
-
-    def launch(self, name: str, spare: Mapping[str, int]) -> Launch:
-        """On a thread, as the real one."""
-        self.spare.append((name, spare))
-        if name in self.problems:
-            raise self.problems[name]
-        chosen, size = self.presets[name], int(self.sizes[name] * GIB)
-        where = planned().budget
-        if chosen.device == CARD:
-            where = dataclasses.replace(where, device="card", card=cards.named("rtx3070"))
-        found = dataclasses.replace(
-            planned(), asked=chosen, preset=chosen, estimate=Estimate({"weights": size}, {}, 0), budget=where
-        )
-        installed = fakes.install(self.folder(name), **self.knobs[name])
-        words = argv.render(chosen, self.servers.get(name, installed), gguf.minimal(self.root / f"{name}.gguf"), flags=_flags())
-        folder = self.root / "run" / name
-        return Launch(found, words, argv.environment(os.environ, folder), folder, self.root / f"{name}.log", self.seen.append)
-
-    def free(self, launch: Launch) -> Mapping[str, int]:
-        """On a thread, as the real one."""
-        found = {pool: int(gib * GIB) for pool, gib in self.memory.items()}
-        now_s = time.monotonic()
-        self.looks += launch.preset.name == self.first_seen_by
-        for name in self.presets:
-            if self.presets[name].device == CARD and CARD in found:
-                ward = self.arbiter.wards.get(name) if self.arbiter else None
-                late = now_s - self.ended.get(name, -1e9) < self.lag_s
-                late = late or (bool(self.first_seen_by) and name in self.ended and self.looks < 2)
-                if late or (ward is not None and ward.upstream is not None):
-                    found[CARD] -= int(self.sizes[name] * GIB)
-        return found
-
-    def changed(self, pids: dict[str, int]) -> None:
-        """Hears which children live."""
-        for name in self.pids.keys() - pids.keys():
-            self.ended[name] = time.monotonic()
-            self.looks = 0
-        self.spawned += len(pids.keys() - self.pids.keys())
-        self.pids = dict(pids)
-        self.most_gib = max(self.most_gib, sum(self.sizes[name] for name in pids))
-
-    def folder(self, name: str) -> Path:
-        return self.root / name / "engine"
-
-    def starts(self, name: str) -> int:
-        return len(fakes.events(self.folder(name), "start"))
-
-    @asynccontextmanager
-    async def run(self) -> AsyncIterator[Arbiter]:
-        """An arbiter of these, and nothing left of it afterwards."""
-        before = asyncio.all_tasks()
-        self.arbiter = arbiter = Arbiter(self, children_changed=self.changed)  # type: ignore[arg-type]
-        pids: set[int] = set()
-        arbiter.listeners.add(lambda _: pids.update(self.pids.values()))
-        try:
-            async with asyncio.timeout(WAIT_S), arbiter.run():
-                yield arbiter
-        finally:
-            assert self.pids == {}
-            assert not any(psutil.pid_exists(pid) for pid in pids)
-            assert asyncio.all_tasks() <= before
-            assert all(ward.keeper is None and ward.bringer is None and ward.upstream is None for ward in arbiter.wards.values())
-
-
-@functools.cache
-def _flags() -> frozenset[str]:
-    return engine.parse_help(FLAGS.read_text())
-
-
-class Visitor:
-    """A request's client, which bears everything."""
-
-    def keep_alive(self) -> None: ...
-    def stalled_s(self, now_s: float) -> float:
-        return 0.0
-
-    def give_up(self) -> None: ...
-
-
-@asynccontextmanager
-async def place(arbiter: Arbiter, name: str) -> AsyncIterator[Ward]:
-    """A place at a ready child, as a request gets it."""
-    ward, ticket = arbiter.ward(name), Ticket()
-    arbiter.check(ward)
-    try:
-        while True:
-            await ward.line.enter(ticket, Visitor())
-            if ward.upstream is not None:
-                break
-            ward.line.leave(ticket)
-        yield ward
-    finally:
-        ward.line.leave(ticket, served=True)
-
-
-async def ask(arbiter: Arbiter, name: str, **knobs: Any) -> str:
-    """A whole request to a child: what came of it. ``knobs`` change the engine's answer."""
-    try:
-        async with place(arbiter, name) as ward:
-            assert ward.upstream is not None
-            body = b'{"messages": [], "stream": true, "fake": %s}' % _json(knobs)
-            exchange = ward.upstream.request("/v1/chat/completions", body)
-            try:
-                status = await exchange.head()
-                exchange.pipe(lambda _: None)
-                await exchange.ended()
-            finally:
-                exchange.abort()
-            return f"answered {status}"
-    except Broken:
-        return "broken"
-    except Error as error:
-        return f"refused {error.status} {error.code}"
-
-
-def _json(knobs: dict[str, Any]) -> bytes:
-    import json
-
-    return json.dumps(knobs).encode()
-
-
-async def state(ward: Ward, *states: State) -> Ward:
-    """Wait until it is in one of these states."""
-    while ward.state not in states:  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
-    return ward
-
-
-async def turns(count: int = 10) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """On the loop that serves."""
-    uvloop.run(test())  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path)
-
+from tests.shelf import CARD, Shelf, Visitor, ask, place, run, state, turns
 
 # What befalls one child ends nobody else.
 

@@ -119,7 +119,7 @@ def test_a_draft_model_is_passed_where_one_drafts(tiny: Preset) -> None:
 
 @pytest.mark.parametrize("name", ["tiny", "turbo_4b", "balanced_9b", "cpu_fallback"])
 def test_no_flag_stands_twice_and_each_is_the_engines(name: str, tmp_path: Path) -> None:
-    """The last one of two would win, without a word (facts/engine.md §11)."""
+    """The last one of two would win, without a word."""
     flags = [word for word in render(complete(name, tmp_path)) if word.startswith("--")]
     assert len(flags) == len(set(flags))
     assert set(flags) <= set(FLAGS)
@@ -208,6 +208,16 @@ def test_the_environment_is_an_allow_list() -> None:
         "XDG_CONFIG_HOME": "/run/tiny",
         "GGML_NO_BACKTRACE": "1",
     }
+
+
+def test_what_an_option_says_in_the_environment_is_added(tmp_path: Path) -> None:
+    turbo, folder = complete("turbo_4b", tmp_path), Path("/run/turbo_4b")
+    graphless = turbo.change({"cuda_graphs": "off"}, "test")
+    assert argv.environment({}, folder, turbo) == argv.environment({}, folder)
+    assert argv.environment({"GGML_CUDA_DISABLE_GRAPHS": "0"}, folder, turbo) == argv.environment({}, folder)
+    assert argv.environment({}, folder, graphless) == argv.environment({}, folder) | {"GGML_CUDA_DISABLE_GRAPHS": "1"}
+    assert render(graphless) == render(turbo)  # there is no flag for it
+    assert argv.environment({}, folder, dataclasses.replace(graphless, device="none")) == argv.environment({}, folder)
 
 
 def test_what_the_outer_environment_lacks_is_not_made_up() -> None:

@@ -89,7 +89,7 @@ def test_the_last_of_two_equal_keys_wins_as_in_the_engine() -> None:
     ],
 )
 def test_a_body_the_engine_would_choke_on_is_the_clients_fault(body: bytes) -> None:
-    """llama-server answers malformed JSON with 500, which clients retry (facts/engine.md §11)."""
+    """llama-server answers malformed JSON with 500, which clients retry."""
     with pytest.raises(Error) as raised:
         Ask.parse(body, CHAT)
     assert (raised.value.status, raised.value.code) == (400, "invalid_request_error")

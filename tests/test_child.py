@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,9 +17,10 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from supervisor import argv, child
+from supervisor import argv, child, logfile
 from supervisor.child import Child
 from supervisor.errors import Error, Exit
+from supervisor.units import KIB, MIB
 from supervisor.upstream import Upstream
 from tests import fakes
 from tests.conftest import until
@@ -61,6 +63,10 @@ class Site:
 
 def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+async def reaches(told: Callable[[], object]) -> None:
+    await asyncio.wait_for(asyncio.to_thread(until, told), 60)
 
 
 # Starting.
@@ -302,7 +308,7 @@ def test_a_stop_reaches_the_whole_group(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, os, sys
 from pathlib import Path
-from supervisor import argv, child
+from supervisor import argv, child, logfile
 engine, folder, log = map(Path, sys.argv[1:])
 async def main():
     process = child.spawn("tiny", [str(engine), "--host", argv.SOCKET], argv.environment(os.environ, folder), folder, log)
@@ -326,7 +332,7 @@ def test_when_we_are_killed_it_dies(when: str, tmp_path: Path) -> None:
     until(lambda: not alive(pid))
 
 
-# Its log.
+# Its log; tests/test_logfile.py has the file.
 
 
 def test_the_last_five_starts_keep_their_logs(tmp_path: Path) -> None:
@@ -343,12 +349,197 @@ def test_the_last_five_starts_keep_their_logs(tmp_path: Path) -> None:
         assert f"start {6 - age}\n" in path.read_text()
 
 
-def test_the_tail_is_the_end_of_the_file_and_bounded(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    assert child.tail(path) == ""
-    path.write_bytes(b"")
-    assert child.tail(path) == ""
-    path.write_bytes(b"x" * 100_000 + b"\xff\xe2\x82\xac end\n")
-    assert child.tail(path).endswith("\ufffd\u20ac end\n")
-    assert len(child.tail(path)) <= child.TAIL_BYTES
-    assert child.tail(path, 5) == " end\n"
+def test_a_deleted_run_folder_is_made_again_by_the_next_start(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+
+    async def story(process: Child) -> None:
+        await site.loaded()
+        shutil.rmtree(site.folder.parent)
+        assert await process.stop() == 0
+        again = site.spawn()
+        await asyncio.to_thread(fakes.wait_event, site.engine, "loaded", count=2)
+        assert stat.S_ISSOCK(again.socket.stat().st_mode)
+        await again.stop()
+
+    site.run(story)
+
+
+TALKS = ["/bin/sh", "-c", "i=0; while :; do i=$((i + 1)); echo line $i; done"]
+
+
+def test_its_log_is_bounded_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the file open for appending, so it goes on at the start of the emptied one."""
+    monkeypatch.setattr(logfile, "LOG_LIMIT", 64 * KIB)
+    site = Site(tmp_path)
+
+    async def live() -> tuple[int, str]:
+        process = child.spawn("tiny", TALKS, {}, site.folder, site.log)
+        try:
+            for _ in range(logfile.KEEP_LOGS + 1):
+                seen = process.logged_bytes
+                await reaches(process.trim_log)
+                assert process.logged_bytes > seen
+                assert process.log_tail().count("\n") > 100  # right after it was emptied, too
+        finally:
+            process.kill()
+            await process.wait()
+        return process.logged_bytes, process.log_tail()
+
+    written, said = asyncio.run(live())
+    names = ["tiny.log", *(f"tiny.log.{number}" for number in range(1, logfile.KEEP_LOGS))]
+    assert sorted(path.name for path in site.log.parent.iterdir()) == names
+    assert written > 6 * 64 * KIB
+    assert "\0" not in site.log.read_text()  # no hole where it was emptied
+    last = [int(line.split()[1]) for line in said.splitlines()[1:-1]]
+    assert last == sorted(last)
+
+
+@pytest.mark.parametrize("why", ["no folder", "a full disk", "a folder"])
+def test_a_log_that_can_not_be_written_is_kept_in_memory(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logfile, "LOG_LIMIT", 64 * KIB)
+    site = Site(tmp_path, start_exit=3, start_log="why it ended\n" + "x" * 70_000 + "\nits last words")
+    if why == "no folder":
+        site.log.parent.write_text("a file")
+    else:
+        site.log.parent.mkdir()
+        site.log.symlink_to("/dev/full" if why == "a full disk" else tmp_path)
+
+    async def story(process: Child) -> None:
+        assert await process.wait() == 3
+        assert "\nits last words\n" in process.log_tail()
+        assert process.logged_bytes > 70_000
+
+    site.run(story)
+    assert "the log of tiny is kept in memory" in caplog.text
+
+
+def test_a_log_in_memory_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logfile, "LOG_LIMIT", 64 * KIB)
+    site = Site(tmp_path)
+    site.log.mkdir(parents=True)
+
+    async def live() -> None:
+        process = child.spawn("tiny", TALKS, {}, site.folder, site.log)
+        try:
+            await reaches(process.log_head)
+            assert process.log_head().startswith("line 1\n")
+            for _ in range(3):
+                await reaches(process.trim_log)
+                assert process.log_tail()
+            assert process.logged_bytes > 3 * 64 * KIB
+        finally:
+            process.kill()
+            await process.wait()
+        assert process.trim_log() == 0
+        assert process.log_head() == ""  # it lived in memory
+        assert site.log.is_dir()
+        assert "line" in process.log_tail()
+
+    asyncio.run(live())
+
+
+# What it does.
+
+
+def spin(folder: Path, program: str) -> Child:
+    return child.spawn("tiny", [sys.executable, "-c", program], {}, folder / "run", folder / "log")
+
+
+def test_effort_is_the_time_on_a_core_and_the_wait_for_one(tmp_path: Path) -> None:
+    """Two that spin on one core: each gets half of it, and each made an effort all the time."""
+    core = {min(os.sched_getaffinity(0))}
+
+    async def live() -> None:
+        both = [spin(tmp_path / name, "print(flush=True)\nwhile True: pass") for name in ("a", "b")]
+        try:
+            for each in both:
+                os.sched_setaffinity(each.pid, core)
+            await reaches(lambda: all(each.effort_s() > 0.2 for each in both))
+            mine = psutil.Process(both[0].pid)
+
+            def waited() -> bool:
+                on_core_s = mine.cpu_times()
+                return both[0].effort_s() > on_core_s.user + on_core_s.system + 0.2
+
+            await reaches(waited)
+        finally:
+            for each in both:
+                each.kill()
+                await each.wait()
+        assert both[0].effort_s() == 0.0
+
+    asyncio.run(live())
+
+
+THREADS = """
+import sys, threading, time
+def work():
+    until_s = time.thread_time() + 0.05
+    while time.thread_time() < until_s: pass
+for number in range(4):
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    [each.start() for each in threads]
+    [each.join() for each in threads]
+print("done", flush=True)
+time.sleep(600)
+"""
+
+
+def test_threads_that_ended_take_no_effort_with_them(tmp_path: Path) -> None:
+    async def live() -> None:
+        process = spin(tmp_path, THREADS)
+        seen = [0.0]
+
+        def done() -> bool:
+            seen.append(process.effort_s())
+            return "done" in process.log_tail()
+
+        try:
+            await reaches(done)
+            seen.append(process.effort_s())
+            assert seen == sorted(seen)
+            assert seen[-1] >= 4 * 3 * 0.05 - 0.02  # two ticks
+        finally:
+            process.kill()
+            await process.wait()
+
+    asyncio.run(live())
+
+
+def test_a_stopped_one_makes_no_effort_and_is_known_as_stopped(tmp_path: Path) -> None:
+    async def live() -> None:
+        process = spin(tmp_path, "while True: pass")
+        try:
+            assert not process.stopped()
+            os.kill(process.pid, signal.SIGSTOP)
+            await reaches(process.stopped)
+            before_s = process.effort_s()
+            busy_until_s = psutil.Process().cpu_times().user + 0.1
+            while psutil.Process().cpu_times().user < busy_until_s:
+                assert process.effort_s() == before_s
+            os.kill(process.pid, signal.SIGCONT)
+            await reaches(lambda: not process.stopped() and process.effort_s() > before_s)
+        finally:
+            process.kill()
+            await process.wait()
+        assert not process.stopped()
+
+    asyncio.run(live())
+
+
+def test_its_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
+    async def live() -> None:
+        process = spin(tmp_path, f"import time; x = bytearray({64 * MIB}); print('held', flush=True); time.sleep(600)")
+        try:
+            await reaches(lambda: "held" in process.log_tail())
+            assert 64 * MIB < process.anonymous_bytes() < process.resident_bytes() < 128 * MIB
+            assert process.resident_bytes() == psutil.Process(process.pid).memory_info().rss
+            assert process.read_bytes() > 0
+        finally:
+            process.kill()
+            await process.wait()
+        assert (process.anonymous_bytes(), process.resident_bytes(), process.read_bytes()) == (0, 0, 0)
+
+    asyncio.run(live())

@@ -16,7 +16,7 @@ from supervisor.errors import Error, Exit
 
 
 def test_exit_codes_are_the_documented_ones() -> None:
-    """Spec §3: scripts rely on them."""
+    """Scripts rely on them."""
     assert {code.name: code.value for code in Exit} == {
         "OK": 0,
         "USAGE": 2,

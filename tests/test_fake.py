@@ -347,6 +347,116 @@ def test_stalls(start: Start, knob: dict[str, Any]) -> None:
     assert not fakes.events(engine.folder, "finished")
 
 
+def slot(engine: Running) -> dict[str, Any]:
+    row: dict[str, Any] = engine.get("/slots")[1][0]
+    return row
+
+
+def test_counts_a_long_prompt_in_batches(start: Start) -> None:
+    engine = start(prefill_s=1.0, prefill_steps=50)
+    engine.client().request("POST", "/v1/completions", json.dumps({"prompt": "word " * 100, "stream": True, "max_tokens": 1}))
+    engine.wait("request", path="/v1/completions")
+    seen = [0]
+    while (row := slot(engine))["is_processing"]:
+        seen.append(row["n_prompt_tokens_processed"])
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 3
+    assert {count % 2 for count in seen} == {0}  # whole batches
+
+
+def test_slots_that_never_answer(start: Start) -> None:
+    engine = start(slots_never_answer=True, tokens=2)
+    client = engine.client()
+    client.request("GET", "/slots")
+    assert said(events(engine.client().ask(CHAT).read())) == "t0 t1"
+    assert client.sock is not None
+    client.sock.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        client.sock.recv(1)
+    assert engine.get("/health")[0] == 200
+
+
+def test_floods_its_log(start: Start) -> None:
+    engine = start(flood_bytes_s=1_000_000)
+    first = engine.log.stat().st_size
+    until = time.monotonic() + 10
+    while (more := engine.log.stat().st_size - first) < 100_000 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert more >= 100_000
+    assert engine.get("/health")[0] == 200
+
+
+def used(engine: Running, field: str) -> int:
+    """Of /proc/PID/status, in kB."""
+    pid = engine.wait("start")["pid"]
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def test_grows_with_each_reply_but_the_warm_up(start: Start) -> None:
+    engine = start(grow_mib=16, healthy_requests=1, tokens=1)
+    engine.client().ask(CHAT).read()
+    before = used(engine, "RssAnon:")
+    for _ in range(2):
+        engine.client().ask(CHAT).read()
+    assert used(engine, "RssAnon:") - before >= 32 * 1024
+
+
+def test_burns_a_core_while_it_says_nothing(start: Start) -> None:
+    engine = start(headers_only=True, spin=True)
+    stat = Path(f"/proc/{engine.wait('start')['pid']}/stat")
+
+    def ticks() -> int:
+        return sum(map(int, stat.read_text().rpartition(")")[2].split()[11:13]))
+
+    client = engine.client()
+    client.ask(CHAT)
+    begun, until = ticks(), time.monotonic() + 20
+    while ticks() - begun < 10 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert ticks() - begun >= 10
+    assert slot(engine)["next_token"] == [{"n_decoded": 0}]
+    client.leave()
+    engine.wait("client_closed")
+
+
+def test_dies_of_a_word(start: Start) -> None:
+    engine = start(killer="abracadabra", tokens=1)
+    assert said(events(engine.client().ask(CHAT).read())) == "t0"
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+        engine.client().ask({"prompt": "say abracadabra now"}, "/v1/completions")
+    assert engine.process.wait(10) == -signal.SIGABRT
+    assert "illegal memory access" in engine.log.read_text()
+
+
+def test_dies_at_its_first_reply(start: Start) -> None:
+    engine = start(die_warming=True, die_exit=1, die_log="gone")
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+        engine.client().ask(CHAT)
+    assert engine.process.wait(10) == 1
+
+
+def test_only_the_starts_named_fail(start: Start) -> None:
+    knobs: dict[str, Any] = {"fail_only": [2, 3], "start_exit": 1, "tokens": 1}
+    for number in (1, 2, 3, 4):
+        engine = start(until="", **knobs)
+        fakes.wait_event(engine.folder, "exit" if number in (2, 3) else "loaded", pid=engine.process.pid)
+        engine.process.kill()
+        engine.process.wait()
+        engine.sock.unlink()
+
+
+def test_never_healthy_at_one_start_only(start: Start) -> None:
+    engine = start(never_healthy=True, fail_only=[2])
+    assert engine.get("/health")[0] == 200
+    engine.process.kill()
+    engine.process.wait()
+    engine.sock.unlink()
+    second = start(until="", never_healthy=True, fail_only=[2])
+    fakes.wait_event(second.folder, "bound", pid=second.process.pid)
+    assert second.get("/health")[0] == 503
+
+
 def test_stops_like_the_engine(start: Start) -> None:
     engine = start(tokens=1000, pace_s=0.01)
     client = engine.client()

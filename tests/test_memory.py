@@ -71,6 +71,33 @@ def test_a_group_that_uses_more_than_its_limit_leaves_nothing(tmp_path: Path) ->
     assert memory.read(root) == Memory(GIB, 0, limited=True)
 
 
+VMSTAT = "nr_free_pages 8\noom_kill 3\npgfault 9\n"
+V2_EVENTS = "low 0\nhigh 0\nmax 12\noom 1\noom_kill {}\noom_group_kill 0\n"
+V1_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "kills"),
+    [
+        ("", {}, 3),
+        ("0::/\n", {}, 3),  # the root group of version 2 has no memory.events
+        ("0::/user.slice\n", {"user.slice/memory.events": V2_EVENTS.format(2)}, 2),  # others' victims don't count
+        ("0::/a/b\n", {"a/memory.events": V2_EVENTS.format(5)}, 5),  # the nearest that counts its memory
+        ("0::/a/b\n", {"a/memory.events": V2_EVENTS.format(5), "a/b/memory.events": V2_EVENTS.format(0)}, 0),
+        ("0::/docker/4f2a\n", {"memory.events": V2_EVENTS.format(4)}, 4),  # in a container the mount is the group
+        ("4:memory:/box\n0::/\n", {"memory/box/memory.oom_control": V1_CONTROL.format(1)}, 1),
+        ("4:memory:/box\n", {"memory/box/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\n"}, 3),  # before Linux 4.13
+    ],
+)
+def test_the_kernels_victims_are_counted_where_a_child_would_be_one(
+    tmp_path: Path, cgroup: str, files: dict[str, str], kills: int
+) -> None:
+    root = machine(tmp_path, cgroup, **files)
+    (root / "proc/vmstat").write_text(VMSTAT)
+    assert memory.oom_kills(root) == kills
+
+
 def test_this_machine() -> None:
     here = memory.read()
     assert 0 < here.available_bytes <= here.total_bytes
+    assert memory.oom_kills() >= 0

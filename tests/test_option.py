@@ -58,6 +58,7 @@ def test_the_speculations_and_poolings_are_those_the_engine_lists() -> None:
         ("preserve_reasoning", False, ("--no-reasoning-preserve",)),
         ("reasoning", True, ("--reasoning", "on")),
         ("gpu_layers", "all", ("--gpu-layers", "all")),
+        ("cuda_graphs", False, ()),
         ("speculative", "off", ()),
         ("speculative", "mtp", ("--spec-type", "draft-mtp")),
         ("speculative", "ngram", ("--spec-type", "ngram-mod")),
@@ -96,6 +97,7 @@ def test_an_options_words_on_the_command_line(name: str, value: Value, words: tu
     [
         ("pooling", {"kind": "embedding"}, {"kind": "chat"}),
         ("gpu_layers", {"device": "CUDA0"}, {"device": "none"}),
+        ("cuda_graphs", {"device": "CUDA0"}, {"device": "none"}),
         ("draft_length", {"speculative": "mtp"}, {"speculative": "ngram"}),
         ("draft_min_p", {"speculative": "draft"}, {"speculative": "off"}),
         ("reasoning_budget", {"reasoning": True}, {"reasoning": False}),
@@ -107,3 +109,11 @@ def test_an_options_words_on_the_command_line(name: str, value: Value, words: tu
 def test_an_option_is_passed_only_where_it_means_something(name: str, where: dict[str, str], elsewhere: dict[str, str]) -> None:
     assert applies(options()[name], Options(**where))  # type: ignore[arg-type]
     assert not applies(options()[name], Options(**elsewhere))  # type: ignore[arg-type]
+
+
+def test_what_has_no_flag_is_said_in_the_environment() -> None:
+    """And only what the engine looks for there: any value at all disables graphs (ggml/src/ggml-cuda/common.cuh:1289)."""
+    told = {name: dict(option.variables) for name, option in options().items() if option.variables}
+    assert told == {"cuda_graphs": {"off": {"GGML_CUDA_DISABLE_GRAPHS": "1"}}}
+    assert options()["cuda_graphs"].environment(False) == {"GGML_CUDA_DISABLE_GRAPHS": "1"}
+    assert options()["cuda_graphs"].environment(True) == options()["context"].environment(4096) == {}

@@ -13,6 +13,7 @@ import pytest
 from supervisor import hardware, order, phantom
 from supervisor.errors import Error, Exit
 from supervisor.order import Order
+from supervisor.plan import Step
 from tests import console
 from tests.fakes import gguf
 from tests.plans import NOWHERE
@@ -101,6 +102,14 @@ def test_the_same_order_as_words(tmp_path: Path) -> None:
     words = ["turbo_4b", "--context", "long", "--mode", "latency", "--set", "slots=2", "--model", "/m.gguf"]
     assert asked.words() == words
     assert Order("tiny", home=NOWHERE).words() == ["tiny"]
+
+
+def test_what_was_given_up_before_is_the_plans_and_no_word_of_the_command_line() -> None:
+    step = Step({"context": 16384}, "it ran out of the card's memory")
+    asked = Order("turbo_4b", gpu="rtx3070", home=NOWHERE, steps=(step,))
+    assert asked.plan.given_up == ("context 65536 → 16384 (it ran out of the card's memory)",)
+    assert asked.plan.steps == (step,)
+    assert asked.words() == ["turbo_4b"]
 
 
 @pytest.mark.parametrize(

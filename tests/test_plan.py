@@ -13,7 +13,7 @@ from supervisor.engine import Engine
 from supervisor.errors import Error, Exit
 from supervisor.gguf import Header
 from supervisor.model import Model
-from supervisor.plan import Plan
+from supervisor.plan import Plan, Step
 from supervisor.preset import Preset
 from supervisor.units import GIB, MIB
 from tests import plans
@@ -196,6 +196,120 @@ def test_what_the_engine_can_not_load_does_not_fit(entries: dict[str, Any], mess
 def test_extra_arguments_that_are_not_counted_are_named() -> None:
     found = make(load(overrides=("extra_args=--override-tensor blk.0=CPU",)))
     assert "--override-tensor of extra_args may take or save memory that isn't counted here" in found.reasons
+
+
+def test_layers_that_left_the_card_may_make_the_host_short_and_then_the_list_is_walked_again() -> None:
+    """The prompt cache's rung is the list's first, and no help until the layers are the host's."""
+    found = make(load(), 1800, host_gib=4)
+    assert found.fits
+    assert words(found)[-2].endswith("of 34 layers run on the CPU")
+    assert words(found)[-1] == "cache_ram 2048 → 256"
+    assert make(load(), 1800, host_gib=4, steps=found.steps).given_up == found.given_up
+
+
+# what was given up before
+
+
+def test_what_was_given_up_before_is_given_up_first_and_then_the_walk_goes_on() -> None:
+    why = "it ran out of the card's memory"
+    found = make(load(), 4600, steps=[Step({"context": 16384}, why), Step({"speculative": "off"}, why)])
+    assert found.given_up[:2] == (f"context 65536 → 16384 ({why})", f"speculative mtp → off ({why})")
+    assert found.fits
+    assert (found.preset.context, found.preset.speculative, found.preset.cache_type_k) == (16384, "off", "f16")
+    assert [dict(step.changes) for step in found.steps] == [{"context": 16384}, {"speculative": "off"}]
+    further = make(load(), 3300, steps=found.steps)
+    assert further.given_up[:2] == found.given_up
+    assert words(further)[2] == "cache_type_k f16 → q8_0, cache_type_v f16 → q8_0"  # and no rung with a larger context
+    assert further.preset.context == 16384
+
+
+def test_what_is_given_up_for_shortage_are_steps_too() -> None:
+    found = make(load(), 3000)
+    assert [dict(step.changes) for step in found.steps] == [
+        {"speculative": "off"},
+        {"cache_type_k": "q8_0", "cache_type_v": "q8_0"},
+        {"context": 32768},
+        {"context": 16384},
+        {"gpu_layers": found.preset.gpu_layers},
+    ]
+    roomy = make(load(), 7670, steps=found.steps)
+    assert roomy.given_up == found.given_up
+    assert roomy.estimate == found.estimate
+
+
+@pytest.mark.parametrize(
+    ("changes", "why_not"),
+    [
+        ({"no_such": 1}, "the preset has no no_such 1 that it could go down to"),
+        ({"extra_args": "--prio"}, "the preset has no extra_args --prio that it could go down to"),
+        ({"device": "none"}, "the preset has no device none that it could go down to"),
+        ({"conflicts": 1}, "the preset has no conflicts 1 that it could go down to"),
+        ({"model": load("tiny").model}, "the preset has no model SmolLM2-135M-Instruct.Q4_1.gguf that it could go down to"),
+        ({"model": "tiny.gguf"}, "the preset has no model tiny.gguf that it could go down to"),
+        (
+            {"draft_model": load("tiny").model},
+            "the preset has no draft_model SmolLM2-135M-Instruct.Q4_1.gguf that it could go down to",
+        ),
+        ({"context": 3}, "fallback: context is 3, but should be a whole number from 256 to 1048576"),
+        ({"cache_type_k": "q9"}, "fallback: cache_type_k is 'q9', but should be"),
+        ({"flash_attention": "off", "cache_type_v": "q8_0"}, "fallback: cache_type_v is q8_0, but flash_attention is off"),
+        ({"cache_type_k": "q4_0"}, "the engine abc has no flash-attention kernel for a K cache of q4_0 with a V cache of f16"),
+        ({"speculative": "draft"}, "fallback: speculative is draft, but there is no draft_model"),
+    ],
+)
+def test_what_no_longer_goes_with_the_preset_is_left_out_and_said(changes: dict[str, Any], why_not: str) -> None:
+    """The user edited it since, or the engine's kernels are others."""
+    after = Step({"context": 32768}, "after it")
+    found = make(load(), engine=engine(), steps=[Step(changes, "before"), after])
+    assert (found.given_up, found.steps) == (("context 65536 → 32768 (after it)",), (after,))
+    assert found.reasons[0].startswith(f"what was given up before (before) is kept: {why_not}")
+
+
+def test_a_model_that_can_not_be_read_any_more_is_left_out_and_said() -> None:
+    asked = load("balanced_9b")
+    smaller = next(model for model in asked.models if model != asked.model)
+    headers_ = known(asked)
+    broken = replace(headers_[smaller], entries={**headers_[smaller].entries, "qwen35.block_count": 10**6})
+    where = budget.make("CUDA0", machine(16, 12), gpu="rtx3070")
+    for header, steps in ((headers_[smaller], 1), (broken, 0)):
+        found = plan.make(asked, {**headers_, smaller: header}, where, steps=[Step({"model": smaller}, "before")])
+        assert len(found.steps) == steps
+        assert ("(before) is kept" in found.reasons[0]) is (steps == 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"context": 65536},
+        {"context": 131072},
+        {"ubatch": 1024},
+        {"speculative": "mtp"},
+        {"gpu_layers": "all"},
+        {"cache_ram": 4096},
+    ],
+)
+def test_what_would_give_nothing_up_is_left_out_without_a_word(changes: dict[str, Any]) -> None:
+    found, plain = make(load(), steps=[Step(changes, "before")]), make(load())
+    assert (found.given_up, found.steps, found.reasons) == ((), (), plain.reasons)
+
+
+def test_what_still_gives_something_up_of_a_step_is_given_up() -> None:
+    found = make(load(), steps=[Step({"context": 131072, "speculative": "off"}, "before")])
+    assert found.given_up == ("speculative mtp → off (before)",)
+    assert found.preset.context == 65536
+
+
+def test_what_can_not_run_as_asked_is_refused_whatever_was_given_up() -> None:
+    asked = load()
+    plain = {model: headers.find(NOWHERE, load("cpu_fallback").model) for model in asked.models}
+    with pytest.raises(Error, match="has no MTP head"):
+        plan.make(
+            asked,
+            plain,
+            budget.make("CUDA0", machine(16, 12), gpu="rtx3070"),
+            steps=[Step({"speculative": "off"}, "before")],
+        )
 
 
 # what the preset leaves to the machine

@@ -1,4 +1,4 @@
-"""The package's order, read off its source: a module imports only what stands above it here. Design.md §2 says what a rank is for."""
+"""The package's order, read off its source: a module imports only what stands above it here. ``supervisor/__init__.py`` says what a rank is for."""
 
 from __future__ import annotations
 
@@ -25,21 +25,34 @@ RANKS: tuple[tuple[str, ...], ...] = (
     # 2 decisions, pure
     (
         *("layout", "graph", "estimate", "allocation", "budget", "derive", "plan", "argv", "warmup"),
-        *("lifecycle", "admission", "placement", "routes", "routing", "gate", "openapi"),
+        *(
+            "symptoms",
+            "causes",
+            "stepdown",
+            "lifecycle",
+            "progress",
+            "suspects",
+            "admission",
+            "placement",
+            "routes",
+            "routing",
+            "gate",
+            "openapi",
+        ),
         *("ask", "fault", "sse", "meter", "assemble", "choices", "messages", "responses", "native", "shorten"),
     ),
     # 3 effects, one outside thing each
     (
         *("pip", "source", "toolkit", "toolchain", "launcher", "build", "kept", "hub", "store", "headers", "measured", "phantom"),
-        *("child", "trial", "pack", "upstream", "ledger", "rundir", "running"),
+        *("conceded", "logfile", "child", "scene", "vram", "trial", "pack", "upstream", "ledger", "rundir", "running"),
     ),
     # 4 wiring
     (
-        *("connection", "line", "order", "catalog", "ward", "keeper", "arbiter"),
+        *("connection", "line", "order", "catalog", "ward", "watch", "keeper", "arbiter"),
         *("reply", "length", "proxy", "control", "app", "serve"),
     ),
     # 5 edge
-    ("render", "planning", "commands", "cli", "docs", "__main__"),
+    ("render", "following", "planning", "commands", "cli", "docs", "__main__"),
 )
 ORDER = [name for rank in RANKS for name in rank]
 RANK = {name: number for number, rank in enumerate(RANKS) for name in rank}
@@ -61,11 +74,13 @@ TESTED_IN = {
     "responses": "test_assemble",
     "native": "test_assemble",
     "ward": "test_arbiter",
-    "keeper": "test_arbiter",
+    "watch": "test_keeper",
+    "symptoms": "test_causes",
     "running": "test_control",
     "catalog": "test_arbiter",
     "length": "test_shorten",
     "openapi": "test_control",
+    "following": "test_swap",
     "app": "test_control",
     "serve": "test_rounds",
     "__main__": "test_commands",

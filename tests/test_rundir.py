@@ -18,9 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervisor import rundir
+from supervisor import argv, rundir
 from supervisor.errors import Error, Exit
 from supervisor.rundir import Instance, Process
+from tests import fakes
 from tests.conftest import until
 
 
@@ -317,6 +318,195 @@ def test_a_description_that_says_nothing_is_none(text: str, folder: Path) -> Non
     assert rundir.read(folder) is None
     with rundir.claim(folder, ("tiny",), "x"):
         pass
+
+
+def test_a_description_that_was_cut_off_hides_no_orphan(folder: Path) -> None:
+    """A disk that ran full left half a file, and only the orphan itself says whose it is."""
+    child_folder = folder / "tiny"
+    with living_in(child_folder) as orphan:
+        leave(folder)
+        whole = (folder / rundir.INSTANCE).read_text()
+        (folder / rundir.INSTANCE).write_text(whole[: len(whole) // 2])
+        (folder / f"{rundir.INSTANCE}.part").write_text("{")
+        with rundir.claim(folder, ("tiny",), "x"):
+            assert orphan.wait(10) == -signal.SIGKILL
+    assert list(folder.iterdir()) == []
+
+
+@contextmanager
+def living_in(home: Path, config: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose environment says so."""
+    environment = argv.environment(os.environ, home) | ({"XDG_CONFIG_HOME": str(config)} if config else {})
+    with subprocess.Popen([shutil.which("sleep") or "sleep", "600"], env=environment) as process:
+        try:
+            until(lambda: Path(f"/proc/{process.pid}/environ").read_bytes().find(b"HOME=") >= 0)
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("home", "config"),
+    [("run", None), ("run/tiny/deeper", None), ("run2/tiny", None), ("run/tiny", "elsewhere"), ("elsewhere", "run/tiny")],
+)
+def test_who_only_lives_near_is_not_touched(folder: Path, home: str, config: str | None) -> None:
+    root = folder.parent
+    with living_in(root / home, root / config if config else None) as stranger:
+        leave(folder)
+        assert rundir.clear(folder) is True
+        assert stranger.poll() is None
+
+
+OWNER = """
+import asyncio, os, sys
+from pathlib import Path
+from supervisor import argv, child, rundir
+folder, engine, log = map(Path, sys.argv[1:])
+async def main(owned):
+    home = owned.child_folder("tiny")
+    process = child.spawn("tiny", [str(engine), "--host", argv.SOCKET], argv.environment(os.environ, home), home, log)
+    owned.note_children({"tiny": process.pid})
+    print("noted", flush=True)
+    await asyncio.sleep(600)
+with rundir.claim(folder, ("tiny",), "secret") as owned:
+    asyncio.run(main(owned))
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_after_a_kill_of_the_owner_a_child_out_of_the_death_signals_reach_is_ended(
+    folder: Path, tmp_path: Path, stopped: bool
+) -> None:
+    """It serves from a process of its own, in a session of its own: nobody noted its pid."""
+    server = fakes.install(tmp_path / "engine", outlive_parent=True, ignore_sigterm=True)
+    command = [sys.executable, "-c", OWNER, str(folder), str(server), str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "noted\n"
+        orphan = Process.of(fakes.wait_event(tmp_path / "engine", "loaded")["pid"])
+        if stopped:
+            orphan.signal(signal.SIGSTOP)
+        owner.kill()
+    assert orphan.alive()
+    assert rundir.read(folder) is None
+    with rundir.claim(folder, ("tiny",), "x"):
+        until(lambda: not orphan.alive())
+        assert [path.name for path in folder.iterdir()] == [rundir.INSTANCE]
+
+
+def test_an_owner_that_is_a_zombie_holds_nothing(folder: Path, holder: subprocess.Popen[str]) -> None:
+    """Its parent hasn't asked for its exit code yet."""
+    holder.kill()
+    until(lambda: psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE)
+    assert rundir.read(folder) is None
+    with rundir.claim(folder, ("tiny",), "x") as owned:
+        assert owned.instance.process.pid == os.getpid()
+
+
+# The folder is taken away while we run.
+
+
+def test_a_whole_folder_needs_no_mending(folder: Path) -> None:
+    with rundir.claim(folder, ("tiny",), "x") as owned:
+        before = (folder / rundir.INSTANCE).stat()
+        assert owned.mend() is False
+        assert (folder / rundir.INSTANCE).stat() == before
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "moved away"])
+def test_a_folder_that_was_taken_away_is_made_again(folder: Path, how: str) -> None:
+    with rundir.claim(folder, ("tiny",), "x") as owned:
+        owned.describe(address="http://127.0.0.1:8080")
+        if how == "moved away":
+            folder.rename(folder.with_name("elsewhere"))
+        else:
+            shutil.rmtree(folder)
+        if how == "replaced":
+            folder.mkdir()
+        assert not owned.is_ours()
+        assert owned.mend() is True
+        assert owned.mend() is False
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert rundir.read(folder) == owned.instance
+        with pytest.raises(Error, match=f"pid {os.getpid()}"), rundir.claim(folder, (), "y"):
+            pass
+    assert list(folder.iterdir()) == []
+    assert claimable(folder)
+
+
+def test_mending_leaks_no_descriptor(folder: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with rundir.claim(folder, ("tiny",), "x") as owned:
+        for _ in range(3):
+            shutil.rmtree(folder)
+            assert owned.mend() is True
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_lone_description_that_was_removed_is_written_again(folder: Path) -> None:
+    with rundir.claim(folder, ("tiny",), "x") as owned:
+        (folder / rundir.INSTANCE).unlink()
+        assert owned.mend() is False  # the sockets are there still
+        assert rundir.read(folder) == owned.instance
+
+
+def test_when_another_has_the_new_folder_it_is_said_and_that_one_is_left_alone(folder: Path) -> None:
+    with rundir.claim(folder, ("tiny",), "x") as owned:
+        shutil.rmtree(folder)
+        command = [sys.executable, "-c", HOLDER, str(folder)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "claimed\n"
+            told = (folder / rundir.INSTANCE).read_text()
+            for _ in range(2):
+                with pytest.raises(Error, match=rf"\(pid {other.pid}\) already serves") as raised:
+                    owned.mend()
+                assert raised.value.exit is Exit.BUSY
+            owned.close()
+            assert (folder / rundir.INSTANCE).read_text() == told
+            other.kill()
+
+
+def test_what_one_left_that_came_between_is_swept_and_our_own_children_live(folder: Path) -> None:
+    with rundir.claim(folder, ("tiny",), "x") as owned, living_in(folder / "tiny") as mine, sleeper() as theirs:
+        owned.note_children({"tiny": mine.pid})
+        shutil.rmtree(folder)
+        leave(folder, Process.of(theirs.pid))
+        assert owned.mend() is True
+        assert theirs.wait(10) == -signal.SIGKILL
+        assert mine.poll() is None
+        assert rundir.read(folder) == owned.instance
+
+
+@pytest.mark.parametrize("way", ["file", "link"])
+def test_what_can_not_be_mended_is_an_error_each_time_and_then_no_more(folder: Path, way: str, tmp_path: Path) -> None:
+    with rundir.claim(folder, ("tiny",), "x") as owned:
+        shutil.rmtree(folder)
+        if way == "file":
+            folder.write_text("")
+        else:
+            folder.symlink_to(tmp_path)
+        for _ in range(2):
+            with pytest.raises(Error):
+                owned.mend()
+        folder.unlink()
+        assert owned.mend() is True
+
+
+def test_on_a_full_disk_the_old_description_stays_whole_and_is_renewed_later(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with rundir.claim(folder, ("tiny",), "x") as owned:
+        before = owned.instance
+        part = folder / f"{rundir.INSTANCE}.part"
+        part.symlink_to("/dev/full")
+        owned.describe(address="http://127.0.0.1:8080")
+        assert "llmctl status and down may not find what runs" in caplog.text
+        assert rundir.read(folder) == before
+        assert not part.is_symlink()  # what is half written is removed
+        assert owned.mend() is False
+        assert rundir.read(folder) == replace(before, address="http://127.0.0.1:8080") == owned.instance
 
 
 # Processes.

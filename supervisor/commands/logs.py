@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import click
 
-from supervisor import child, paths, render
+from supervisor import logfile, paths, render
 from supervisor.errors import Error, Exit
 from supervisor.units import MIB
 
@@ -32,7 +33,7 @@ def command(name: str | None, follow: bool, lines: int, as_json: bool) -> None:
         raise Error(f"there is no log of {name or 'any preset'}; there are: {known}", exit=Exit.USAGE, hint=hint)
     if as_json and follow:
         raise click.UsageError("--follow has no --json")
-    last = child.tail(path, MOST_BYTES).splitlines()[-lines:] if lines else []
+    last = logfile.tail(path, MOST_BYTES).splitlines()[-lines:] if lines else []
     if as_json:
         render.as_json({"file": str(path), "lines": last})
         return
@@ -60,6 +61,8 @@ def _follow(path: Path) -> None:
             render.out(line.rstrip("\n"))
             continue
         time.sleep(POLL_S)
+        if os.fstat(file.fileno()).st_size < file.tell():  # it was emptied in place
+            file.seek(0)
         if path.exists() and not path.samefile(f"/proc/self/fd/{file.fileno()}"):
             file.close()
             file = path.open(errors="replace")

@@ -211,7 +211,7 @@ def _detach(start: Start) -> str:
     if "address" in word:
         return str(word["address"])
     other.wait()
-    raise Error(word["message"], exit=Exit(word["exit"]), hint=word["hint"])
+    raise Error(word["message"], exit=Exit(word["exit"]), hint=word["hint"], log=tuple(word["log"]))
 
 
 def _report(fd: int, start: Start) -> None:
@@ -227,5 +227,5 @@ def _report(fd: int, start: Start) -> None:
         try:
             start.serve(foreground=False, ready=lambda address: tell(address=address))
         except Error as error:
-            tell(message=error.message, hint=error.hint, exit=int(error.exit))
+            tell(message=error.message, hint=error.hint, exit=int(error.exit), log=error.log)
             raise

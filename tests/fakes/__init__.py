@@ -39,14 +39,20 @@ def install(folder: Path, **knobs: Any) -> Path:
 
 
 def tune(folder: Path, **knobs: Any) -> None:
-    """Change an installed fake's knobs, all of them; the next start reads them."""
+    """Change an installed fake's knobs, all of them; the next start reads them. Each file is replaced whole: one may be starting now."""
     if unknown := knobs.keys() - NAMES:
         raise TypeError(f"no such knob: {', '.join(sorted(unknown))}")
-    (folder / "knobs.json").write_text(json.dumps({**knobs, "journal": str(folder / JOURNAL)}))
     from tests.fakes import llama_server
 
-    (folder / "help").write_text(llama_server.help_text(knobs.get("hide_flags", [])))
-    (folder / "version").write_text(llama_server.VERSION)
+    _replace(folder / "knobs.json", json.dumps({**knobs, "journal": str(folder / JOURNAL)}))
+    _replace(folder / "help", llama_server.help_text(knobs.get("hide_flags", [])))
+    _replace(folder / "version", llama_server.VERSION)
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
 
 
 def events(folder: Path, kind: str | None = None, **match: Any) -> list[dict[str, Any]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from tests.fakes.knobs import HEALTHY
+from tests.fakes.knobs import HEALTHY, say
 from tests.fakes.voices import VOICES, Body
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class Reply:
         self.sent = 0
         self.over = self.blocked = False
         self.timer: asyncio.Handle | None = None
-        self.first_at = 0.0
+        self.begun = self.first_at = 0.0
 
     def __repr__(self) -> str:
         return f"<Reply task={self.task} {self.sent}/{self.tokens} slots={self.slots}>"
@@ -83,7 +82,10 @@ class Reply:
     def start(self, slots: list[int]) -> None:
         """The slots are ours: the prompt begins."""
         self.slots = slots
-        self.due = self.loop.time() + self.knobs.prefill_s
+        self.begun = self.loop.time()
+        self.due = self.begun + self.knobs.prefill_s
+        if self.knobs.spin:
+            self.engine.spin()
         if self.knobs.malformed:
             self.end("malformed")
             self.connection.transport.write(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
@@ -96,6 +98,8 @@ class Reply:
     def first(self) -> None:
         """The prompt is done: headers, or the refusal, or the wait for the whole."""
         self.first_at = self.loop.time()
+        if self.engine.dies_warming or (self.knobs.killer and self.knobs.killer in self.prompt.split()):
+            self.die()
         if self.knobs.error_status:
             self.end("error")
             self.connection.send({"error": self.knobs.error_body}, self.knobs.error_status)
@@ -108,6 +112,20 @@ class Reply:
         self.engine.journal("first_byte", id=self.task)
         if not self.knobs.headers_only:
             self.tick()
+
+    @property
+    def evaluated(self) -> int:
+        """Tokens of the prompt that ``/slots`` counts as processed: whole batches."""
+        if self.first_at:
+            return self.prompt_n
+        step_s = self.knobs.prefill_s / self.knobs.prefill_steps
+        done = int((self.loop.time() - self.begun) / step_s) if step_s else self.knobs.prefill_steps
+        return self.prompt_n * min(done, self.knobs.prefill_steps) // self.knobs.prefill_steps
+
+    def die(self) -> NoReturn:
+        """Take the process along."""
+        say(self.knobs.die_log.encode() + b"\n")
+        self.engine.leave(self.knobs.die_exit)
 
     def tick(self) -> None:
         """One token of each choice, and the next one's timer."""
@@ -145,8 +163,7 @@ class Reply:
         if self.sent not in self.trouble_at:
             return False
         if self.sent == knobs.die_after_tokens:
-            os.write(2, knobs.die_log.encode() + b"\n")
-            self.engine.leave(knobs.die_exit)
+            self.die()
         if self.sent == knobs.error_after_tokens:
             self.end("error")
             self.connection.send_chunk(self.voice.error(knobs.error_body))
@@ -177,6 +194,8 @@ class Reply:
     def end(self, how: str) -> None:
         """Give the slots back and say so."""
         self.over = True
+        if self.knobs.grow_mib:
+            self.engine.grown.append(bytearray(b"x") * (self.knobs.grow_mib << 20))  # written to, so that it is really taken
         self.engine.journal("finished", id=self.task, tokens=self.sent, how=how)
         self.engine.give_back(self)
 

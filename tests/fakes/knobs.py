@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -14,7 +15,7 @@ ggml_backend_cuda_buffer_type_alloc_buffer: allocating 2368.00 MiB on device 0: 
 alloc_tensor_range: failed to allocate CUDA0 buffer of size 2483027968
 llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache
 common_init_from_params: failed to create context with model"""
-"""What a card too small for the KV cache prints (facts/engine.md §1.4); the engine then exits with 1."""
+"""What a card too small for the KV cache prints; the engine then exits with 1."""
 
 CUDA_ABORT = """\
 CUDA error: an illegal memory access was encountered
@@ -44,8 +45,12 @@ class Knobs:
     """Short for ``start_log=CUDA_OOM, start_exit=1``."""
     oom_above_ctx: int | None = None
     """Out of memory at load when ``-c`` is larger."""
+    die_warming: bool = False
+    """Die of ``die_exit`` at the process's first completion, which is a warm-up."""
     fail_starts: int | None = None
-    """Only the first so many starts (counted in the journal) fail; later ones are healthy."""
+    """Only the first so many starts (counted in the journal) fail by the above; later ones are healthy."""
+    fail_only: list[int] = field(default_factory=list)
+    """Only these starts fail, counted from 1. Empty: all that ``fail_starts`` lets."""
     strict: bool = False
     """Refuse a flag that --help doesn't name, as the real one does."""
     hide_flags: list[str] = field(default_factory=list)
@@ -78,10 +83,22 @@ class Knobs:
     """Pads each event to so many bytes; real ones of a chat have about 240."""
     prefill_s: float = 0.0
     """Silence before the first byte."""
+    prefill_steps: int = 1
+    """``/slots`` counts the prompt's tokens in so many equal batches of that silence; none is counted before the first is over."""
     pace_s: float = 0.0
     """From one token to the next."""
+    spin: bool = False
+    """Burn a core while a reply is under way, whatever else it does or doesn't."""
+    grow_mib: int = 0
+    """Each reply that ends leaves so much more memory held for good."""
     push_bytes: int = 0
     """Instead of tokens, send so much as fast as the socket takes it."""
+
+    # Beside answering.
+    slots_never_answer: bool = False
+    """``/slots`` takes the request and says nothing, as an engine whose main loop is stuck."""
+    flood_bytes_s: int = 0
+    """Log lines of so many bytes a second, from the moment it has loaded."""
 
     # Failing.
     healthy_requests: int = 0
@@ -94,6 +111,8 @@ class Knobs:
     """Answer with bytes that aren't HTTP."""
     headers_only: bool = False
     """Send a stream's headers and then nothing."""
+    killer: str = ""
+    """Die as below when a prompt has this word, once it is evaluated."""
     die_after_tokens: int | None = None
     die_exit: int = -6
     die_log: str = CUDA_ABORT
@@ -102,6 +121,11 @@ class Knobs:
     """An error event in the stream, then its end without ``[DONE]``."""
     cut_after_tokens: int | None = None
     """Drop the connection inside the chunked body; the process lives on."""
+
+    def bites(self, start: int) -> bool:
+        """Whether what makes a start fail holds for this one, counted from 1."""
+        within = self.fail_starts is None or start <= self.fail_starts
+        return within and (not self.fail_only or start in self.fail_only)
 
 
 NAMES = frozenset(knob.name for knob in fields(Knobs))
@@ -112,12 +136,19 @@ HEALTHY: dict[str, Any] = {
     "error_status": 0,
     "malformed": False,
     "headers_only": False,
+    "killer": "",
     "die_after_tokens": None,
     "stall_after_tokens": None,
     "error_after_tokens": None,
     "cut_after_tokens": None,
 }
 """What ``healthy_requests`` puts back."""
+
+
+def say(data: bytes) -> None:
+    """Write to the log. As the engine's printf does, it goes on where a disk is full."""
+    with contextlib.suppress(OSError):
+        os.write(2, data)
 
 
 class Journal:

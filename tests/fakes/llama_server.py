@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 import os
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -35,7 +37,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started as a script, isolated
 
 from tests.fakes.completion import Reply, words_in
-from tests.fakes.knobs import CUDA_OOM, Journal, Knobs
+from tests.fakes.knobs import CUDA_OOM, Journal, Knobs, say
 from tests.fakes.voices import FINGERPRINT, compact, timings
 
 VERSION = "version: 0.5.0 (build 11312, commit 0c1e57098)\nbuilt with GNU 12.2.0 for Linux x86_64\n"
@@ -46,6 +48,10 @@ VALUED = {"--model", "--host", "--port", "--parallel", "--ctx-size", "--alias"}
 
 IDLE_S = 5.0
 """How long the engine keeps an unstreamed connection that asks nothing."""
+
+SPUN = bytes(1 << 20)
+FLOOD_S = 0.02
+FLOOD_LINE_BYTES = len("0.00.000.000 W srv          stop: cancel task, id_task = 0\n")
 
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 500: "Internal Server Error", 501: "Not Implemented"}
 ERROR_TYPES = {400: "invalid_request_error", 404: "not_found_error", 501: "not_supported_error", 503: "unavailable_error"}
@@ -202,6 +208,8 @@ class Engine:
         self.tasks = self.completions = 0
         self.ready = self.stopping = False
         self.servers: list[asyncio.AbstractServer] = []
+        self.spinner: threading.Thread | None = None
+        self.grown: list[bytearray] = []
 
     # Slots.
 
@@ -239,7 +247,7 @@ class Engine:
     def dispatch(self, connection: Connection, method: str, path: str) -> None:
         """Answer one request."""
         is_health = path in ("/health", "/v1/health")
-        if is_health and self.knobs.health_never_answers:
+        if is_health and self.knobs.health_never_answers and self.ill:
             return
         if not is_health:
             body = bytes(connection.body[:4096]).decode(errors="replace")
@@ -292,7 +300,7 @@ class Engine:
             self.servers.append(await listen(lambda: Connection(self), sock=sock, backlog=512, **keep))
         self.journal("bound")
         self.log("I", f"loading model '{self.options.model}'", "load_model")
-        if not self.knobs.never_healthy:
+        if not (self.knobs.never_healthy and self.ill):
             self.loop.call_later(self.knobs.load_s, self.loaded)
 
     def loaded(self) -> None:
@@ -300,8 +308,8 @@ class Engine:
         knobs, options = self.knobs, self.options
         oom = knobs.oom_at_load or (knobs.oom_above_ctx is not None and options.context > knobs.oom_above_ctx)
         code = 1 if oom else knobs.start_exit
-        if code is not None and (knobs.fail_starts is None or self.journal.starts < knobs.fail_starts):
-            os.write(2, f"{CUDA_OOM if oom else knobs.start_log}\n".encode())
+        if code is not None and self.ill:
+            say(f"{CUDA_OOM if oom else knobs.start_log}\n".encode())
             if code > 0:
                 self.log("E", f"failed to load model, '{options.model}'", "load_model")
                 self.log("I", "operator(): cleaning up before exit...", "operator()")
@@ -321,12 +329,14 @@ class Engine:
             self.log("I", f"listening on {where}", "llama_server")
         self.log("I", "all slots are idle", "update_slots")
         self.journal("loaded")
+        if knobs.flood_bytes_s:
+            self.flood(self.loop.time())
 
     def stop(self, number: int) -> None:
         """A stop signal: close the listener, decode no further, leave when the last client has. The second one ends it at once."""
         self.journal("signal", number=number)
         if self.stopping:
-            os.write(2, b"Received second interrupt, terminating immediately.\n")
+            say(b"Received second interrupt, terminating immediately.\n")
             self.leave(1)
         self.stopping = True
         self.log("I", "operator(): cleaning up before exit...", "operator()")
@@ -354,14 +364,43 @@ class Engine:
             os.kill(os.getpid(), -code)
         os._exit(code & 0xFF)
 
+    @property
+    def ill(self) -> bool:
+        """Whether this start is one of those that the knobs let fail."""
+        return self.knobs.bites(self.journal.starts + 1)
+
+    @property
+    def dies_warming(self) -> bool:
+        """Whether the completion under way is one that this process isn't to survive."""
+        return self.knobs.die_warming and self.ill and self.completions == 1
+
+    def spin(self) -> None:
+        """Burn a core while a reply is under way. Hashing lets the interpreter go, so the loop isn't held up."""
+        if self.spinner is not None and self.spinner.is_alive():
+            return
+
+        def burn() -> None:
+            while self.busy:
+                hashlib.sha256(SPUN).digest()
+
+        self.spinner = threading.Thread(target=burn, name="spin", daemon=True)
+        self.spinner.start()
+
     # Its log.
+
+    def flood(self, due: float) -> None:
+        """Write the lines of one :data:`FLOOD_S` after another."""
+        line = "cancel task, id_task = 0"
+        for _ in range(max(1, round(self.knobs.flood_bytes_s * FLOOD_S / FLOOD_LINE_BYTES))):
+            self.log("W", line, "stop")
+        self.loop.call_at(due + FLOOD_S, self.flood, due + FLOOD_S)
 
     def log(self, level: str, text: str, func: str, part: str = "srv  ") -> None:
         """A line as the engine writes it: minutes, seconds, milli- and microseconds of life, level, component, function, text."""
         millis, micros = divmod(int((time.monotonic() - self.born) * 1e6), 1000)
         seconds, millis = divmod(millis, 1000)
         stamp = f"{seconds // 60}.{seconds % 60:02}.{millis:03}.{micros:03}"
-        os.write(2, f"{stamp} {level} {part}{func[:12]:>12}: {text}\n".encode())
+        say(f"{stamp} {level} {part}{func[:12]:>12}: {text}\n".encode())
 
     def log_slots(self, reply: Reply, func: str, *texts: str) -> None:
         """Lines about each slot of a reply."""
@@ -410,6 +449,8 @@ def _props(engine: Engine, connection: Connection) -> None:
 
 
 def _slots(engine: Engine, connection: Connection) -> None:
+    if engine.knobs.slots_never_answer:
+        return
     rows = []
     for slot in range(engine.options.slots):
         reply = engine.busy.get(slot)
@@ -420,7 +461,8 @@ def _slots(engine: Engine, connection: Connection) -> None:
             "is_processing": bool(reply),
         }
         if reply:
-            row |= {"id_task": reply.task, "n_prompt_tokens": reply.prompt_n, "next_token": [{"n_decoded": reply.sent}]}
+            row |= {"id_task": reply.task, "n_prompt_tokens": reply.prompt_n, "n_prompt_tokens_processed": reply.evaluated}
+            row |= {"next_token": [{"n_decoded": reply.sent}]}
         rows.append(row)
     connection.send(rows)
 
@@ -559,7 +601,7 @@ def refuse_unknown(argv: list[str], hidden: list[str]) -> None:
     known = set(help_text(hidden).replace(",", " ").split())
     for flag in flags_in(argv):
         if flag not in known:
-            os.write(2, f"error: invalid argument: {flag}\n".encode())
+            say(f"error: invalid argument: {flag}\n".encode())
             os._exit(1)
 
 
@@ -579,7 +621,7 @@ def main(argv: list[str]) -> NoReturn:
     journal_path = settings.pop("journal", "")
     knobs = Knobs(**settings)
     if "--version" in argv:
-        os.write(2, VERSION.encode())
+        say(VERSION.encode())
         sys.exit(0)
     if "--help" in argv or "-h" in argv:
         sys.stdout.write(help_text(knobs.hide_flags))
