@@ -4,7 +4,7 @@ PRESET ?= tiny
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help run engine test test-all check check-static fix bench-door bench-leaving bench-memory bench-proxy
+.PHONY: help run engine test test-all check check-static chaos fix bench-door bench-leaving bench-memory bench-proxy
 
 help:
 	@echo 'make run [PRESET=tiny]  build the engine once, fetch the model, serve, print the address'
@@ -13,6 +13,7 @@ help:
 	@echo 'make check              format, lint, types, then the suite'
 	@echo 'make fix                mend format and lint'
 	@echo 'make engine             build llama.cpp for this machine'
+	@echo 'make chaos              kill, stop, starve and fill everything, and see that every request has one outcome'
 	@echo 'make bench-door         swaps, queues, slots and records: what is promised beside what is seen'
 	@echo 'make bench-leaving      how soon the engine is free of a client that left'
 	@echo 'make bench-memory       planned against allocated memory: 64 runs of the engine on models without weights, half an hour'
@@ -44,6 +45,9 @@ fix: $(VENV)/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m supervisor.docs
+
+chaos: $(VENV)/dev engine
+	$(BIN)/python -m bench.chaos
 
 bench-door: $(VENV)/dev engine
 	$(BIN)/python -m bench.door

@@ -94,9 +94,7 @@ async def follow(box: Box, deck: Deck, count: int) -> None:
         dealt += 1
         box.traffic.open.set()
         plain = not fault.later
-        while (
-            dealt < count and box.rng.random() < FOLLOWS and await box.until(lambda: box.state != "ready", BEGINS_S if hit else 0)
-        ):
+        while dealt < count and box.rng.random() < FOLLOWS and await _recovering(box, hit):
             await asyncio.sleep(box.rng.random() * APART_S)
             follower = within.draw()
             plain = False
@@ -121,9 +119,12 @@ async def _gather(box: Box, fault: Fault) -> bool:
 
 
 async def _recovering(box: Box, hit: Life | None) -> bool:
-    """Whether a recovery is under way, once one has begun; not where none is to come, or it is over."""
-    over = hit is None or await box.until(lambda: box.state != "ready" or hit.ended_s is not None, BEGINS_S)
-    return box.state != "ready" if over else False
+    """Whether a recovery is under way, once one has begun; not where none is to come, or it is over already."""
+    if hit is not None:
+        await box.until(lambda: box.state != "ready" or hit.ended_s is not None, BEGINS_S)
+        if hit.ended_s is not None and box.told[-1].at_s <= hit.ended_s:
+            return True
+    return box.state != "ready"
 
 
 async def _ready(box: Box, for_s: float) -> None:
@@ -255,9 +256,11 @@ def lines(run: Run, count: int) -> list[list[str]]:
     faults, within = sum(run.sum("faults").values()), sum(run.sum("within").values())
     crowds = [crowd for each in run.findings for crowd in each.crowds]
     least = [min((crowd[kind] for crowd in crowds), default=0) for kind in (0, 1)]
-    plain = [each for each in run.recoveries if each.plain and not each.backoff_s]
-    over = statistics.median(each.took_s for each in plain) - run.load_s if plain else 0.0
-    load = statistics.median(each.load_s for each in plain) if plain else 0.0
+    plain = [each for each in run.recoveries if each.plain]
+    over, waited, load = (
+        (statistics.median(getattr(each, name) for each in plain) if plain else 0.0) for name in ("took_s", "backoff_s", "load_s")
+    )
+    over -= run.load_s
     rows = [
         ["faults", f"at least {count}", str(faults), faults >= count],
         [
@@ -270,7 +273,7 @@ def lines(run: Run, count: int) -> list[list[str]]:
         [
             "from death to serving, beyond the load alone, median",
             f"{OVER_S} s",
-            f"{over:.2f} s ({len(plain)}; load {run.load_s:.2f} s alone, {load:.2f} s here)",
+            f"{over:.2f} s, {waited:.2f} s of it back-off ({len(plain)} plain ones; load {run.load_s:.2f} s alone, {load:.2f} s here)",
             over <= OVER_S,
         ],
     ]

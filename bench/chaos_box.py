@@ -178,9 +178,9 @@ class Box:
         return found
 
     def strike(self, life: Life, number: signal.Signals) -> None:
-        """Send a child a signal. All but these two are its end, though it may take a while: a large one dies for 0.1 s."""
+        """Send a child a signal. These three are its end, though that may take a while: a large one dies for 0.1 s."""
         self.log(f"{number.name} to child {life.pid}")
-        if number not in (signal.SIGSTOP, signal.SIGTERM):
+        if number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT):
             self.struck.append(life)
         if life.ended_s is None:
             with contextlib.suppress(ProcessLookupError):

@@ -67,6 +67,11 @@ async def freeze(box: Box) -> Life | None:
     return await _hit(box, signal.SIGSTOP)
 
 
+async def wedge(box: Box) -> Life | None:
+    """Its main loop turns no more; ``/health`` is well."""
+    return await _hit(box, signal.SIGUSR1)
+
+
 async def terminate(box: Box) -> Life | None:
     """SIGTERM from outside: it takes no more connections and waits for those it has."""
     return await _hit(box, signal.SIGTERM)
@@ -144,23 +149,28 @@ async def poison(box: Box) -> Life | None:
 
 
 async def slow_exit(box: Box) -> Life | None:
-    """A child that holds its socket for a while when it is told to go, unloaded among requests."""
-    await _unload(box, slow_exit_s=SLOW_EXIT_S)
-    return await _unload(box)
+    """A child that holds its socket for a while when it is told to go, among requests."""
+    await _told("/llmctl/restart", box, slow_exit_s=SLOW_EXIT_S)
+    return await _told("/llmctl/unload", box)
 
 
 async def unload(box: Box) -> Life | None:
     """Unloaded among requests: those that wait have it started again."""
-    return await _unload(box)
+    return await _told("/llmctl/unload", box)
 
 
-async def _unload(box: Box, **knobs: Any) -> Life | None:  # noqa: ANN401
-    """Unload the child; what waits has it started again, with these knobs."""
+async def restart(box: Box) -> Life | None:
+    """Started anew among requests, because somebody said so."""
+    return await _told("/llmctl/restart", box)
+
+
+async def _told(path: str, box: Box, **knobs: Any) -> Life | None:  # noqa: ANN401
+    """Have llmctl end the child; another one is started, with these knobs."""
     await box.until(lambda: box.state == "ready", DEATH_S)
     before = await box.living()
     if box.fake:
         box.tune(**knobs)
-    if before is None or not await box.post("/llmctl/unload"):
+    if before is None or not await box.post(path):
         return None
     await box.until(lambda: before.ended_s is not None, DEATH_S)
     after = await box.living(PROBE_S)
@@ -215,6 +225,7 @@ FAULTS: Final = (
     Fault("kill -9 while loading", kill_loading, 3, real=True, later=True, within=True),
     Fault("SIGSEGV or SIGABRT", crash, 2, real=True, within=True),
     Fault("SIGSTOP", freeze, 2, real=True, later=True),
+    Fault("wedged main loop", wedge, 1, later=True),
     Fault("SIGTERM from outside", terminate, 2, real=True, later=True),
     Fault("kill -9 of llmctl", kill_llmctl, 3, real=True, later=True, within=True),
     Fault("out of memory, abort", out_of_memory, 2, within=True),
@@ -225,6 +236,7 @@ FAULTS: Final = (
     Fault("never healthy", never_healthy, 1, later=True),
     Fault("health late", late, 3, later=True, within=True),
     Fault("unload", unload, 1, real=True, later=True),
+    Fault("restart", restart, 1, real=True, later=True),
     Fault("slow exit", slow_exit, 2, later=True),
     Fault("clients leave", leave, 3, real=True, later=True, within=True),
     Fault("logs' disk full", full_logs, 1, later=True, within=True, disk=True),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -24,10 +25,14 @@ from supervisor.errors import Error, Exit
 from supervisor.logfile import Log
 from supervisor.units import KIB
 
+log = logging.getLogger("llmctl.child")
+
 TERM_S: Final = 5.0
 """After the first SIGTERM. llama-server with its connections closed was seen to need 26-54 ms, on busy cores seconds."""
 SECOND_TERM_S: Final = 2.0
 """After the second, at which llama-server exits at once unless a batch is computing."""
+KILL_S: Final = 10.0
+"""After SIGKILL, which ends whatever isn't in the kernel."""
 _TICKS_A_S: Final = os.sysconf("SC_CLK_TCK")
 _NS: Final = 1e-9
 _PROC_BYTES: Final = 64 * KIB
@@ -87,6 +92,11 @@ class Child:
                 with contextlib.suppress(TimeoutError):
                     return await asyncio.wait_for(self.wait(), patience_s)
             self._signal(signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(self.wait(), KILL_S)
+            log.error(
+                "%s (pid %d) can't be killed: a driver holds it; only a restart of the machine may end it", self.name, self.pid
+            )
             return await self.wait()
         except asyncio.CancelledError:
             self._signal(signal.SIGKILL)

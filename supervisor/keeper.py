@@ -5,7 +5,8 @@ state is STOPPED, when the task has ended. It ends by itself when the child is g
 wants it up has it planned anew.
 
 After a death, in this order: the connections are cut and the line is closed; the process is reaped; ``causes`` says why, and whoever had a
-request in flight hears it; the next plan gives something up if it was for memory; the card's memory is seen to be free.
+request in flight hears it; the next plan gives something up if it was for memory. Before the next start the card's memory is seen to be
+free.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ log = logging.getLogger("llmctl.keeper")
 
 POLL_S: Final = 0.05
 """Between looks at /health while a child loads. A probe costs 1 ms; a tiny model is ready after 150 ms."""
+PATIENT_S: Final = 5.0
+PATIENT_POLL_S: Final = 0.25
+"""A load that has taken so long is looked at less often, so that the looks aren't all that it does."""
 PROGRESS_S: Final = 0.2
 """Between two words on how far a load is."""
 RELEASE_S: Final = 10.0
@@ -58,6 +62,7 @@ class _Life:
     before: Before
     served: int
     """What its line had served before."""
+    upstream: Upstream | None = None
     ready_s: float | None = None
     was_draining: bool = False
     problem: Cause | None = None
@@ -106,27 +111,38 @@ async def _live(ward: Ward, cards: Vram, children_changed: Callable[[], None]) -
     launch = ward.launch
     assert launch is not None
     with cards.in_use() if launch.plan.budget.cuda else contextlib.nullcontext():
-        return await _live_on(ward, launch, cards, children_changed)
+        try:
+            await _released(ward, cards)
+            before = scene.begin(launch.plan.budget.cuda)
+            process = child.spawn(ward.name, launch.command, launch.environment, launch.folder, launch.log)
+        except Error as exc:  # no process or descriptor left: that may pass
+            ward.cause = Cause(exc.message)
+            return Event.EXITED_TRANSIENT, False
+        except asyncio.CancelledError:
+            _stop(ward)
+            ward.move(Event.GONE)
+            raise
+        life = _Life(launch, process, before, ward.line.admission.served)
+        try:
+            code = await _run(ward, life, cards, children_changed)
+            return await _conclude(ward, life, code)
+        finally:
+            if life.upstream is not None:
+                life.upstream.bury(_stopped(ward))  # if nobody knew better
 
 
-async def _live_on(ward: Ward, launch: Launch, cards: Vram, children_changed: Callable[[], None]) -> tuple[Event, bool]:
-    before = scene.begin(launch.plan.budget.cuda)
-    try:
-        process = child.spawn(ward.name, launch.command, launch.environment, launch.folder, launch.log)
-    except Error as exc:  # no process or descriptor left: that may pass
-        ward.cause = Cause(exc.message)
-        return Event.EXITED_TRANSIENT, False
-    life = _Life(launch, process, before, ward.line.admission.served)
-    ward.child = process
-    upstream: Upstream | None = None
+async def _run(ward: Ward, life: _Life, cards: Vram, children_changed: Callable[[], None]) -> int:
+    """From a process to its exit code; nothing of it is left then."""
+    process, ward.child = life.process, life.process
     try:
         children_changed()
         async with Upstream(process) as upstream:
+            life.upstream = upstream
             await _serve(ward, life, upstream, cards)
     except OSError as exc:
         life.problem = Cause(f"it can't be reached: {exc}")
     except asyncio.CancelledError:
-        _stop(ward, upstream)
+        _stop(ward)
         raise
     finally:
         ward.upstream = None
@@ -136,18 +152,12 @@ async def _live_on(ward: Ward, launch: Launch, cards: Vram, children_changed: Ca
                 process.kill()  # it wouldn't hear anything else
             code = await process.stop()
         finally:
-            ward.child, ward.ended_s = None, time.monotonic()
+            ward.child, ward.died_pid, ward.ended_s = None, process.pid, time.monotonic()
             ward.own_bytes = ward.card_bytes = None
             children_changed()
         if ward.state is State.STOPPING and life.problem is None:
             ward.move(Event.GONE)
-    try:
-        _heed_cancellation()
-        return await _conclude(ward, life, upstream, code, cards)
-    except asyncio.CancelledError:
-        _stop(ward, upstream)
-        ward.move(Event.GONE)
-        raise
+    return code
 
 
 async def _serve(ward: Ward, life: _Life, upstream: Upstream, cards: Vram) -> None:
@@ -166,36 +176,42 @@ async def _serve(ward: Ward, life: _Life, upstream: Upstream, cards: Vram) -> No
         ward.move(Event.UNHEALTHY)
 
 
-def _stop(ward: Ward, upstream: Upstream | None) -> None:
+def _stop(ward: Ward) -> None:
     """It ends because its keeper was told to."""
-    ward.cause = cause = Cause(STOPPED, hint=f"llmctl switch {ward.name}", kind=Kind.OUTSIDE)
-    if upstream is not None:
-        upstream.bury(cause)
+    ward.cause = _stopped(ward)
     ward.line.close()
     ward.move(Event.STOP)
 
 
-async def _conclude(ward: Ward, life: _Life, upstream: Upstream | None, code: int, cards: Vram) -> tuple[Event, bool]:
+def _stopped(ward: Ward) -> Cause:
+    return Cause(STOPPED, hint=f"llmctl switch {ward.name}", kind=Kind.OUTSIDE)
+
+
+async def _conclude(ward: Ward, life: _Life, code: int) -> tuple[Event, bool]:
     """What its end means, once nothing of it is left."""
-    before, process, cuda = ward.cause, life.process, life.launch.plan.budget.cuda
-    seen = await asyncio.to_thread(scene.of, life.before) if cuda else scene.of(life.before)
-    ward.cause = cause = life.problem or causes.of_exit(code, process.log_tail(), seen)
-    if upstream is not None:
-        upstream.bury(cause)
-    log.error("%s (pid %d): %s", ward.name, process.pid, "\n  ".join((cause.text, *cause.lines)))
-    well = life.ready_s is not None and time.monotonic() - life.ready_s >= lifecycle.RAN_WELL_S
-    useful = well or seen.slept or ward.line.admission.served > life.served
-    if cuda:
-        await _released(cards, process.pid)
-    if life.was_draining and life.problem is not None:
-        return Event.GONE, useful
-    again = before is not None and before.kind is Kind.ILLEGAL_ACCESS and time.monotonic() - ward.died_s < FAULTS_S
-    ward.died_s = time.monotonic()
-    if cause.kind is not Kind.ILLEGAL_ACCESS or again:
-        gave_up = await asyncio.to_thread(life.launch.step_down, cause.kind)
-        if gave_up:
-            log.warning("%s gives up: %s", ward.name, gave_up)
-            return Event.STEP_DOWN, useful
+    try:
+        _heed_cancellation()
+        before, process = ward.cause, life.process
+        seen = await asyncio.to_thread(scene.of, life.before) if life.before.cuda else scene.of(life.before)
+        ward.cause = cause = life.problem or causes.of_exit(code, process.log_tail(), seen)
+        if life.upstream is not None:
+            life.upstream.bury(cause)
+        log.error("%s (pid %d): %s", ward.name, process.pid, "\n  ".join((cause.text, *cause.lines)))
+        well = life.ready_s is not None and time.monotonic() - life.ready_s >= lifecycle.RAN_WELL_S
+        useful = well or seen.slept or ward.line.admission.served > life.served
+        if life.was_draining and life.problem is not None:
+            return Event.GONE, useful
+        again = before is not None and before.kind is Kind.ILLEGAL_ACCESS and time.monotonic() - ward.died_s < FAULTS_S
+        ward.died_s = time.monotonic()
+        if cause.kind is not Kind.ILLEGAL_ACCESS or again:
+            gave_up = await asyncio.to_thread(life.launch.step_down, cause.kind)
+            if gave_up:
+                log.warning("%s gives up: %s", ward.name, gave_up)
+                return Event.STEP_DOWN, useful
+    except asyncio.CancelledError:
+        _stop(ward)
+        ward.move(Event.GONE)
+        raise
     if cause.retry is not Retry.SOON:
         return Event.EXITED_PERMANENT, useful
     if life.problem is not None and ward.state is State.STARTING:
@@ -203,8 +219,11 @@ async def _conclude(ward: Ward, life: _Life, upstream: Upstream | None, code: in
     return (Event.EXITED_WELL if well else Event.EXITED_TRANSIENT), useful
 
 
-async def _released(cards: Vram, pid: int) -> None:
-    """Wait until the driver has what a dead process had of a card's memory, as far as it says so."""
+async def _released(ward: Ward, cards: Vram) -> None:
+    """Wait until the driver has what its last process had of a card's memory, as far as it says so."""
+    pid, ward.died_pid = ward.died_pid, None
+    if pid is None or ward.launch is None or not ward.launch.plan.budget.cuda:
+        return
     until_s = time.monotonic() + RELEASE_S
     while await asyncio.to_thread(cards.holds, pid) and time.monotonic() < until_s:  # noqa: ASYNC110 the driver tells nobody
         await asyncio.sleep(RELEASE_POLL_S)
@@ -217,7 +236,7 @@ async def _start(ward: Ward, launch: Launch, upstream: Upstream) -> Cause | None
     load = watch.Load(process)
     try:
         async with asyncio.timeout(limit_s):
-            told_s = time.monotonic()
+            began_s = told_s = time.monotonic()
             while not await upstream.healthy():
                 if process.returncode is not None:
                     return None
@@ -227,7 +246,7 @@ async def _start(ward: Ward, launch: Launch, upstream: Upstream) -> Cause | None
                         return stalled
                     ward.loaded = min(1.0, process.read_bytes() / max(1, launch.plan.header.file_bytes))
                     ward.tell()
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(POLL_S if time.monotonic() - began_s < PATIENT_S else PATIENT_POLL_S)
             ward.slot_context = await upstream.warm_up(warmup.questions(launch.preset))
             ward.allocated = await asyncio.to_thread(_read_back, launch, process)
     except TimeoutError:

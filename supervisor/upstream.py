@@ -35,6 +35,8 @@ PROBE_S: Final = 5.0
 
 ASK_S: Final = 60.0
 """Bound on a question about a prompt: 30 MB of text are tokenised in seconds, on busy cores."""
+_TOKEN: Final = 1
+"""Any token id."""
 SETTLE_S: Final = 0.2
 """How long after its connections a child's end may be noticed."""
 CLASSIFY_S: Final = 30.0
@@ -333,6 +335,14 @@ class Upstream:
         except (httpx2.HTTPError, ValueError):
             return None
         return found if isinstance(found, dict) else None
+
+    async def decodes(self, patience_s: float) -> bool:
+        """Whether it decodes one token within this time."""
+        body = {"prompt": [_TOKEN], "n_predict": 1, "cache_prompt": False}
+        try:
+            return (await self._slow.post("/completion", json=body, timeout=patience_s)).status_code < 500
+        except httpx2.HTTPError:
+            return False
 
     async def warm_up(self, questions: Iterable[Question]) -> int:
         """Have a fresh child answer these. Returns the context of one slot, in tokens.

@@ -77,6 +77,8 @@ class Ward:
     """When it was last ready."""
     died_s: float = -math.inf
     """When its child died last, of itself."""
+    died_pid: int | None = None
+    """Whose memory of the card may not be free yet."""
     weighed_s: float = -math.inf
     """When it was last renewed for its memory."""
     slot_context: int | None = None

@@ -19,6 +19,7 @@ from supervisor.causes import Cause, Kind, Scene
 from supervisor.child import Child
 from supervisor.placement import HOST
 from supervisor.progress import Hung, Look, Progress, Verdict
+from supervisor.symptoms import RELOAD
 from supervisor.units import MIB, duration, size
 from supervisor.upstream import Upstream
 from supervisor.vram import Vram
@@ -30,6 +31,8 @@ TICK_S: Final = 2.0
 """Between two looks. One costs some 0.1 ms."""
 LATE_S: Final = 1.0
 """A look that comes so much later than it was to: llmctl itself wasn't running, and what it saw says nothing of the child."""
+DECODE_S: Final = 20.0
+"""For one token after a resume, with a card that has to wake up first."""
 SAMPLE_S: Final = 10.0
 """Between two looks at its memory."""
 LOAD_IDLE_S: Final = 30.0
@@ -42,8 +45,8 @@ RENEW_S: Final = 3600.0
 FLOOD_BYTES_S: Final = 8 * MIB
 FLOOD_S: Final = 10.0
 """A log that grows so fast for so long is of an engine in a loop (llama.cpp#28744). A request writes some 2 KiB."""
-IDLE_SHARE: Final = 0.005
-"""Less of a CPU than this is none: the engine's own threads wake once a second."""
+IDLE_SHARE: Final = 0.02
+"""Less of a CPU than this is none in a load: to be asked for /health costs some, and more where the machine is busy."""
 
 
 async def over(ward: Ward, launch: Launch, upstream: Upstream, cards: Vram) -> Cause | None:
@@ -98,6 +101,8 @@ class _Watcher:
         self.suspended_s = suspended_s
         if slept:
             log.info("%s: the machine slept", self.ward.name)
+            if self.launch.plan.budget.cuda and not self.upstream.exchanges and not await self.upstream.decodes(DECODE_S):
+                return Cause("it doesn't decode since the machine slept", kind=Kind.NO_CARD, hint=RELOAD)
         if self.upstream.doubted.is_set():
             self.upstream.doubted.clear()
             if (problem := self._doubt()) is not None:

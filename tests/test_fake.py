@@ -457,6 +457,25 @@ def test_never_healthy_at_one_start_only(start: Start) -> None:
     assert second.get("/health")[0] == 503
 
 
+def test_wedges(start: Start) -> None:
+    engine = start(tokens=1000, pace_s=0.01)
+    first, second = engine.client(), engine.client()
+    first.ask(CHAT).readline()
+    engine.process.send_signal(signal.SIGUSR1)
+    engine.wait("signal")
+    asked = engine.client()
+    asked.request("GET", "/slots")
+    second.request("POST", "/v1/chat/completions", json.dumps(CHAT))
+    assert engine.get("/health")[0] == 200
+    engine.wait("request", path="/slots")
+    for silent in (asked, second):
+        assert silent.sock is not None
+        silent.sock.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            silent.sock.recv(1)
+    assert engine.process.poll() is None
+
+
 def test_stops_like_the_engine(start: Start) -> None:
     engine = start(tokens=1000, pace_s=0.01)
     client = engine.client()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from supervisor import arbiter as arbiter_module
-from supervisor import progress, watch
+from supervisor import keeper, progress, watch
 from supervisor.arbiter import Arbiter
 from supervisor.causes import Kind
 from supervisor.errors import Error
@@ -349,7 +349,8 @@ def test_when_llmctl_itself_did_not_run_nobody_is_blamed(shelf: Shelf, quick: No
 
 
 def test_a_load_that_does_nothing_is_given_up_early(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOAD_IDLE_S", 1.2)
+    monkeypatch.setattr(watch, "LOAD_IDLE_S", 2.0)
+    monkeypatch.setattr(keeper, "PATIENT_S", 0.0)
     shelf.add("a", fake={"never_healthy": True, "fail_only": [1]}).ordered = ("a",)
 
     async def test() -> None:

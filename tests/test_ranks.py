@@ -1,4 +1,4 @@
-"""The package's order, read off its source: a module imports only what stands above it here. ``supervisor/__init__.py`` says what a rank is for."""
+"""The package's order, read off its source: a module imports only what stands above it here. ``supervisor`` says what a rank is for."""
 
 from __future__ import annotations
 

@@ -182,6 +182,8 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     for name in ("httpx2", "httpcore2", "uvicorn.error", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # A stream that can't be whole ends so, and ``reply`` has said why.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.getMessage())
 
 
 def _detach(start: Start) -> str:

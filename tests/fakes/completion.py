@@ -129,7 +129,7 @@ class Reply:
 
     def tick(self) -> None:
         """One token of each choice, and the next one's timer."""
-        if self.blocked or self.engine.stopping or self.misbehaves():
+        if self.blocked or self.engine.stopping or self.engine.wedged or self.misbehaves():
             return
         if self.knobs.push_bytes:
             if self.sent * PUSH_BYTES >= self.knobs.push_bytes:

@@ -7,7 +7,8 @@ contract tests run over both. It is also the paced upstream of ``bench/proxy.py`
 nothing heavier than httptools is imported.
 
 Misbehaviour is asked for by :class:`~tests.fakes.knobs.Knobs`: in the JSON file named by ``--fake-knobs`` (llmctl scrubs the
-environment), or for one request in its body's field ``fake``, which a proxy passes on as the real engine would ignore it.
+environment), or for one request in its body's field ``fake``, which a proxy passes on as the real engine would ignore it. SIGUSR1 has its
+main loop hang.
 
 The journal's events: ``start, bound, loaded, request, first_byte, client_closed, finished, signal, exit``.
 """
@@ -206,7 +207,7 @@ class Engine:
         self.busy: dict[int, Reply] = {}
         self.deferred: deque[Reply] = deque()
         self.tasks = self.completions = 0
-        self.ready = self.stopping = False
+        self.ready = self.stopping = self.wedged = False
         self.servers: list[asyncio.AbstractServer] = []
         self.spinner: threading.Thread | None = None
         self.grown: list[bytearray] = []
@@ -221,7 +222,7 @@ class Engine:
 
     def start_next(self) -> None:
         """Start those who have their slots; until then they wait in order and their clients hear nothing."""
-        while self.deferred and len(self.free) >= self.deferred[0].places and not self.stopping:
+        while self.deferred and len(self.free) >= self.deferred[0].places and not (self.stopping or self.wedged):
             reply = self.deferred.popleft()
             slots, self.free = self.free[: reply.places], self.free[reply.places :]
             self.busy |= dict.fromkeys(slots, reply)
@@ -324,6 +325,7 @@ class Engine:
         if not knobs.ignore_sigterm:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self.loop.add_signal_handler(number, self.stop, number)
+        self.loop.add_signal_handler(signal.SIGUSR1, self.wedge)
         for host in options.hosts:
             where = f"unix://{host}" if host.endswith(".sock") else f"http://{host}:{options.port}"
             self.log("I", f"listening on {where}", "llama_server")
@@ -345,10 +347,20 @@ class Engine:
             return
         for server in self.servers:
             server.close()
+        self.hold()
+        self.leave_if_idle()
+
+    def wedge(self) -> None:
+        """SIGUSR1: the main loop turns no more (llama.cpp#27388). Answers stand still, ``/slots`` is silent, ``/health`` is well."""
+        self.journal("signal", number=int(signal.SIGUSR1))
+        self.wedged = True
+        self.hold()
+
+    def hold(self) -> None:
+        """Decode no further."""
         for reply in self.busy.values():
             if reply.timer:
                 reply.timer.cancel()
-        self.leave_if_idle()
 
     def leave_if_idle(self) -> None:
         """Stopping waits for clients with a request under way, and only for them."""
@@ -449,7 +461,7 @@ def _props(engine: Engine, connection: Connection) -> None:
 
 
 def _slots(engine: Engine, connection: Connection) -> None:
-    if engine.knobs.slots_never_answer:
+    if engine.knobs.slots_never_answer or engine.wedged:
         return
     rows = []
     for slot in range(engine.options.slots):
