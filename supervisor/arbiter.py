@@ -100,6 +100,8 @@ class Arbiter:
         """The user wants these up, and nothing else for its own sake: others may give way, and needn't."""
         for ward in self.wards.values():
             ward.wanted = ward.wanted and Owner.REQUEST
+            if ward.state is State.STOPPED:
+                ward.again_s = None
         for name in names:
             ward = self.ward(name)
             ward.ordered, ward.wanted = True, Owner.USER
@@ -141,6 +143,7 @@ class Arbiter:
         self._beat()
 
     def _end(self, ward: Ward) -> None:
+        ward.again_s = None
         if ward.state is State.FAILED:
             ward.move(Event.STOP)
         elif ward.keeper is not None:
@@ -152,6 +155,7 @@ class Arbiter:
         """The user asks for it anew: what was given up, or held against it, is forgotten."""
         self.catalog.forget(ward.name)
         ward.held, ward.problem = False, None
+        ward.again_s = None
         ward.budget.forgive()
         if ward.state in (State.FAILED, State.STOPPED):
             ward.cause = None
@@ -210,6 +214,8 @@ class Arbiter:
         except Error as error:
             log.warning("%s can't be started: %s", ward.name, error.message)
             ward.problem = _cannot_start(error)
+            if owner is Owner.USER and ward.ready_s is not None:
+                ward.again_s = time.monotonic() + REARM_S  # it was up, and should be
             ward.wanted, ward.returns = None, False
             ward.line.refuse(ward.problem)
             ward.tell()
@@ -290,9 +296,9 @@ class Arbiter:
 
     def _retire(self, ward: Ward) -> None:
         """Let it end: now if it has nothing in work, else when that has ended (:meth:`_stir`); its line is closed."""
-        if ward.stopping:
+        if ward.keeper is not None and ward.keeper.cancelling():
             return
-        if ward.state is not State.DRAINING:
+        if ward.state not in (State.DRAINING, State.STOPPING):
             ward.was_wanted, ward.wanted = ward.wanted, None  # whoever asks from here on wants it again
         if ward.state is State.READY:
             ward.move(Event.DRAIN)
@@ -312,7 +318,7 @@ class Arbiter:
         assert self._group is not None
         for each in self.wards.values():
             each.ended_s = -math.inf  # what it freed is there
-        ward.launch, ward.problem = launch, None
+        ward.launch, ward.problem, ward.again_s = launch, None, None
         ward.returns = False
         ward.line.bound(limit=launch.preset.queue, max_wait_s=launch.preset.max_wait)
         ward.wanted = ward.wanted or Owner.REQUEST
@@ -359,7 +365,7 @@ class Arbiter:
 
     def _rearms_s(self, ward: Ward, now_s: float) -> float:
         """Let it be tried once more if it is time; else when it will be."""
-        if ward.state is not State.FAILED or ward.again_s is None:
+        if ward.state not in (State.FAILED, State.STOPPED) or ward.again_s is None or ward.bringer is not None:
             return math.inf
         if now_s < ward.again_s:
             return ward.again_s
@@ -368,8 +374,11 @@ class Arbiter:
 
     def _rearm(self, ward: Ward) -> None:
         ward.again_s = None
-        ward.budget.on_trial()
-        ward.move(Event.REARMED)
+        if ward.state is State.FAILED:
+            ward.budget.on_trial()
+            ward.move(Event.REARMED)
+        else:
+            ward.wanted = Owner.USER
         self._stir(ward)
 
     # What changes on disk

@@ -496,6 +496,42 @@ def test_drain_holds_requests_until_restart(shelf: Shelf, all_of_them: bool) -> 
     run(test)
 
 
+def test_drain_ends_also_one_that_is_being_ended_for_its_silence(shelf: Shelf, quick: None) -> None:
+    """Else it would be started again, and held up for ever."""
+    shelf.add("a").ordered = ("a",)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter, asyncio.TaskGroup() as group:
+            a = await ready(arbiter, "a")
+            asking = group.create_task(ask(arbiter, "a", stall_after_tokens=1))
+            await state(a, State.STOPPING)
+            arbiter.drain(a)
+            await state(a, State.STOPPED)
+            assert await asking == "broken"
+            await turns()
+            assert (a.keeper, shelf.starts("a")) == (None, 1)
+
+    run(test)
+
+
+def test_what_was_up_and_finds_no_room_any_more_is_tried_again_later(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arbiter_module, "REARM_S", 0.3)
+    shelf.add("a", 6).ordered = ("a",)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            a = await ready(arbiter, "a")
+            shelf.memory["host"] = 5  # something else grew
+            arbiter.renew(a, "of a test")
+            await until(lambda: a.problem)
+            assert a.state is State.STOPPED
+            shelf.memory["host"] = 10
+            await state(a, State.READY)
+            assert a.wanted is Owner.USER
+
+    run(test)
+
+
 def test_a_preset_that_changed_is_renewed_only_for_another_command_line_that_fits(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
