@@ -148,7 +148,7 @@ class Arbiter:
             ward.move(Event.STOP)
         elif ward.keeper is not None:
             ward.gives_way_to = ward
-            self._retire(ward)
+            self._retire(ward, Owner.USER)
         self._beat()
 
     def _release(self, ward: Ward) -> None:
@@ -292,10 +292,11 @@ class Arbiter:
             if ward.gives_way_to is None:
                 log.info("%s gives way to %s", name, to.name)
             ward.gives_way_to, ward.returns = to, False
-            self._retire(ward)
+            self._retire(ward, Owner.PLACEMENT)
 
-    def _retire(self, ward: Ward) -> None:
+    def _retire(self, ward: Ward, by: Owner | None = None) -> None:
         """Let it end: now if it has nothing in work, else when that has ended (:meth:`_stir`); its line is closed."""
+        ward.unwanted = by or ward.unwanted
         if ward.keeper is not None and ward.keeper.cancelling():
             return
         if ward.state not in (State.DRAINING, State.STOPPING):
@@ -308,7 +309,7 @@ class Arbiter:
 
     def _resume(self, ward: Ward) -> None:
         """Nobody wants its memory any more."""
-        ward.gives_way_to = None
+        ward.gives_way_to = ward.unwanted = None
         if ward.state is State.DRAINING and not ward.stopping and ward.launch is not None:
             ward.move(Event.RESUME)
             ward.wanted = ward.wanted or ward.was_wanted
@@ -318,7 +319,7 @@ class Arbiter:
         assert self._group is not None
         for each in self.wards.values():
             each.ended_s = -math.inf  # what it freed is there
-        ward.launch, ward.problem, ward.again_s = launch, None, None
+        ward.launch, ward.problem, ward.again_s, ward.unwanted = launch, None, None, None
         ward.returns = False
         ward.line.bound(limit=launch.preset.queue, max_wait_s=launch.preset.max_wait)
         ward.wanted = ward.wanted or Owner.REQUEST
@@ -360,7 +361,7 @@ class Arbiter:
         if not ward.line.idle or now_s - since_s < ttl:
             return since_s + ttl
         log.info("%s is unloaded: nobody asked for it for %s", ward.name, duration(now_s - since_s))
-        self._retire(ward)
+        self._retire(ward, Owner.TTL)
         return math.inf
 
     def _rearms_s(self, ward: Ward, now_s: float) -> float:

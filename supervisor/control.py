@@ -241,6 +241,8 @@ def describe(ward: Ward) -> dict[str, Any]:
         "log": list(ward.cause.lines) if ward.cause is not None else [],
         "try_again_s": None if ward.again_s is None else round(max(0.0, ward.again_s - time.monotonic()), 1),
         "held": ward.held,
+        "wanted_by": ward.wanted.value if ward.wanted else None,
+        "stopped_by": ward.unwanted.value if ward.unwanted else None,
         "used_mib": {"host": _whole_mib(ward.own_bytes), "card": _whole_mib(ward.card_bytes)},
         "loaded": ward.loaded if ward.state is State.STARTING else None,
         "pinned": ward.preset.pin,

@@ -101,12 +101,16 @@ TRANSITIONS: Final[dict[State, dict[Event, State]]] = {
 
 
 class Owner(Enum):
-    """Who wants a child up."""
+    """Who wants a child up, or down."""
 
     USER = "user"
-    """By ``llmctl up`` or ``llmctl switch``."""
+    """Up by ``llmctl up`` or ``switch``, down by ``unload`` or ``drain``, both by ``restart``."""
     REQUEST = "request"
-    """By asking for its preset."""
+    """Up, by asking for its preset."""
+    TTL = "ttl"
+    """Down: nobody asked for it for so long."""
+    PLACEMENT = "placement"
+    """Down: another one needs its memory."""
 
 
 def step(state: State, event: Event) -> State:

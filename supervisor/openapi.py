@@ -74,6 +74,8 @@ _PRESET: Final = _object(
         "cause": _nullable(_TEXT),
         "log": {"type": "array", "items": _TEXT, "description": "what its engine said last when it died"},
         "try_again_s": _nullable({"type": "number", "description": "in so many seconds it is started again"}),
+        "wanted_by": _nullable({"enum": ["user", "request"]}),
+        "stopped_by": _nullable({"enum": ["user", "ttl", "placement"]}),
         "held": {"type": "boolean", "description": "drained: its requests wait until it is restarted"},
         "used_mib": _object({"host": _nullable(_COUNT), "card": _nullable(_COUNT)}),
         "loaded": _nullable({"type": "number", "minimum": 0, "maximum": 1, "description": "part of its files that it has read"}),

@@ -41,6 +41,8 @@ class Ward:
     """The user named it, in ``up`` or ``switch``."""
     wanted: Owner | None = None
     """Who wants it up now."""
+    unwanted: Owner | None = None
+    """Who wanted it down last, since it was up."""
     was_wanted: Owner | None = None
     """Who did when it began to end."""
     state: State = State.STOPPED

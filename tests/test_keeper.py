@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 
 from supervisor import arbiter as arbiter_module
-from supervisor import keeper, progress, watch
+from supervisor import keeper, progress, scene, watch
 from supervisor.arbiter import Arbiter
 from supervisor.causes import Kind
 from supervisor.errors import Error
 from supervisor.lifecycle import Owner, State
+from supervisor.vram import Vram
 from supervisor.ward import Ward
 from tests import fakes
-from tests.shelf import Shelf, ask, run, state, turns, until
+from tests.shelf import CARD, Shelf, ask, run, state, turns, until
 
 
 @pytest.fixture
@@ -261,6 +262,75 @@ def test_the_user_who_asks_anew_gets_what_was_given_up(shelf: Shelf) -> None:
             arbiter.restart(arbiter.ward("a"))
             assert await ask(arbiter, "b") == "answered 200"
             assert shelf.forgot == ["a", "a"]  # and not b, which a request asked for
+
+    run(test)
+
+
+# The card.
+
+
+def test_the_next_start_waits_until_the_driver_has_the_memory_back(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf.add("a", device=CARD).ordered = ("a",)
+    shelf.memory[CARD] = 8
+    held: dict[int, int] = {}
+
+    def holds(_: Vram, pid: int) -> bool:
+        held[pid] = held.get(pid, 0) + 1
+        return held[pid] < 4
+
+    monkeypatch.setattr(Vram, "holds", holds)
+    monkeypatch.setattr(keeper, "RELEASE_POLL_S", 0.01)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            a = await ready(arbiter, "a")
+            before = pid(a)
+            os.kill(before, signal.SIGKILL)
+            await next_child(a, before)
+            assert held == {before: 4}
+
+    run(test)
+
+
+def test_one_that_came_up_without_its_card_is_a_failure(shelf: Shelf) -> None:
+    shelf.add("a", device=CARD, fake={"allocates": {"CPU_Mapped model": 93.8, "CPU KV": 360.0}}).ordered = ("a",)
+    shelf.memory[CARD] = 8
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            a = await state(arbiter.ward("a"), State.FAILED)
+            assert a.cause is not None
+            assert a.cause.kind is Kind.NO_CARD
+            assert a.unavailable is not None
+            assert "without its card" in a.unavailable.message
+            await turns()
+            assert a.again_s is not None  # the driver may be mended
+
+    run(test)
+
+
+def test_after_the_machine_slept_an_idle_card_is_asked_for_a_token(
+    shelf: Shelf, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept = [0.0]
+    monkeypatch.setattr(scene, "suspended_s", lambda: slept[0])
+    monkeypatch.setattr(watch, "DECODE_S", 0.5)
+    shelf.add("a", device=CARD, fake={"healthy_requests": 2, "headers_only": True, "prefill_s": 600}).ordered = ("a",)
+    shelf.memory[CARD] = 8
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            a = await ready(arbiter, "a")
+            before = pid(a)
+            slept[0] += 3600
+            await until(lambda: len(fakes.events(shelf.folder("a"), "request", path="/completion")) == 2)
+            await asyncio.sleep(0.3)
+            assert pid(a) == before
+            slept[0] += 3600
+            await next_child(a, before)
+            assert a.cause is not None
+            assert (a.cause.kind, a.cause.blames_request) == (Kind.NO_CARD, False)
+            assert "since the machine slept" in a.cause.text
 
     run(test)
 

@@ -226,3 +226,18 @@ def test_the_packages_docstring_tells_the_same_ranks() -> None:
     _, *parts = re.split(r"^(\d)\. ", supervisor.__doc__ or "", flags=re.MULTILINE)
     told = {int(rank): set(re.findall(r"``(\w+)/?``", text)) for rank, text in zip(parts[::2], parts[1::2], strict=True)}
     assert told == {rank: {name for name in RANK if RANK[name] == rank} - {"__main__"} for rank in range(len(RANKS))}
+
+
+WALL_CLOCK = {"ledger", "control", "connection"}
+"""Records, the age of a model, the Date header: what people read. Everything that waits or compares uses a clock that nobody can set."""
+
+
+def test_nothing_that_runs_for_long_depends_on_the_wall_clock() -> None:
+    serving = {name for rank in RANKS[2:5] for name in rank} - {"build", "source", "toolkit", "pack", "hub", "store", "kept"}
+    for path, tree in SOURCES.items():
+        if module_of(path) not in serving - WALL_CLOCK:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                named = f"{node.value.id}.{node.attr}"
+                assert named not in ("time.time", "datetime.now", "datetime.utcnow", "date.today"), f"{path.name}:{node.lineno}"

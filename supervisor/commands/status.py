@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from supervisor import paths, render, rundir
+from supervisor.budget import CPU
 from supervisor.running import Running
+from supervisor.units import duration
+
+COLUMNS: Final = (
+    *("preset", "state", "pid", "busy", "slots"),
+    *("waiting", "restarts", "MiB used", "planned", "cause"),
+)
 
 
 @click.command("status", short_help="Show what runs, and the memory it took.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(as_json: bool) -> None:
-    """Show the running presets: state, process, slots, restarts, and the cause of the last end."""
+    """Show the running presets: state, process, slots, restarts, memory, and the cause of the last end."""
     instance = rundir.read(paths.home().run)
     if instance is None:
         render.as_json({"address": None, "presets": []}) if as_json else render.say("nothing runs")
@@ -23,16 +30,60 @@ def command(as_json: bool) -> None:
         render.as_json(found)
         return
     render.out(f"{found['address']}/v1  pid {found['pid']}  engine {found['engine']}")
-    columns = ("preset", "state", "pid", "busy", "slots", "waiting", "restarts", "cause")
-    rows = [
-        (p["name"], p["state"], p["pid"], p["slots"]["busy"], p["slots"]["total"], p["waiting"], p["restarts"], p["cause"])
-        for p in found["presets"]
-    ]
-    render.table(columns, rows)
+    render.table(COLUMNS, [_row(each) for each in found["presets"]])
+    for each in found["presets"]:
+        _show_end(each)
     for each in found["presets"]:
         if each["memory"] is not None:
             render.out("")
             _show_memory(each["name"], each["memory"])
+
+
+def _row(preset: dict[str, Any]) -> tuple[object, ...]:
+    used, planned = _memory(preset)
+    slots = preset["slots"]
+    return (
+        *(preset["name"], _state(preset), preset["pid"], slots["busy"], slots["total"]),
+        *(preset["waiting"], preset["restarts"], used, planned, preset["cause"]),
+    )
+
+
+def _state(preset: dict[str, Any]) -> str:
+    """Its state, and what comes of it."""
+    state, again_s, loaded = str(preset["state"]), preset["try_again_s"], preset["loaded"]
+    if loaded:
+        state += f", {loaded:.0%} read"
+    if again_s is not None:
+        state += f", again in {_about(again_s)}"
+    return state + ", held" if preset["held"] else state
+
+
+def _about(seconds: float) -> str:
+    """Whole minutes where there are some: nobody counts the seconds of ten minutes."""
+    return f"{round(seconds / 60)} min" if seconds >= 90 else duration(seconds)
+
+
+def _memory(preset: dict[str, Any]) -> tuple[int | None, int | None]:
+    """MiB that it has now, and of the plan, in whole: of the card, or of the machine where it has none.
+
+    Of the machine's memory what is its own is told. The file of the model, which it shares with the page cache, is in the plan only.
+    """
+    memory = preset["memory"]
+    if memory is None or preset["pid"] is None:
+        return None, None
+    planned, used = memory["planned_mib"], preset["used_mib"]
+    device_mib = sum(planned["device"].values())
+    if memory["device"] != CPU:
+        return used["card"], round(device_mib)
+    return used["host"], round(device_mib + sum(planned["host"].values()))
+
+
+def _show_end(preset: dict[str, Any]) -> None:
+    """What the engine said last, while it is down for that."""
+    if preset["pid"] is None and preset["cause"] is not None and preset["log"]:
+        render.out(f"{preset['name']} said last:")
+        for line in preset["log"]:
+            render.out(f"    {line}")
 
 
 def _show_memory(name: str, memory: dict[str, Any]) -> None:
