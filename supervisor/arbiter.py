@@ -129,6 +129,7 @@ class Arbiter:
         for ward in found:
             self.renew(ward, "it is restarted")
             ward.returns = True
+            ward.wanted = ward.wanted or (Owner.USER if ward.ordered else None)
             self._release(ward)
         return found
 
@@ -208,7 +209,7 @@ class Arbiter:
         ward.asked_s, owner = time.monotonic(), ward.wanted
         try:
             await self._place(ward)
-            if ward.state is State.STOPPED and owner is Owner.USER:
+            if ward.state is State.STOPPED and owner is Owner.USER and not ward.held:
                 ward.cause = Cause("it is no longer wanted", hint=f"llmctl switch {ward.name}")
                 ward.tell()
         except Error as error:

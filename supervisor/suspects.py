@@ -5,7 +5,7 @@ A request in flight at one death is a suspect: it may have killed the child, or 
 again, and one killer prompt would take the preset down for everybody. Either ends :data:`REMEMBERED_S` after the last death, and as soon
 as the request is answered well. Which deaths count is not decided here: nobody is blamed for a kill from outside (``causes``).
 
-What is kept of a request is a :func:`fingerprint`, in memory only.
+What is kept of a request is a :func:`fingerprint`, in memory only, of its bytes: another client's spacing makes another request.
 """
 
 from __future__ import annotations

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from supervisor import rundir
+from supervisor import logfile, paths, rundir
 from supervisor.cli import COMMANDS
 from supervisor.errors import Exit
 from tests import console, fakes
-from tests.conftest import WAIT_S, Box
+from tests.conftest import WAIT_S, Box, until
 
 Boxes = Callable[..., Box]
+TOO_OLD = {"start_exit": 1, "start_log": "llama_model_load: error loading model: unknown model architecture: 'new'"}
+"""A start that fails, and would again."""
 
 
 def refused(box: Box, code: Exit, *words: str) -> str:
@@ -41,12 +45,13 @@ def refused_unstarted(box: Box, code: Exit, *words: str) -> str:
 
 def _sentence(box: Box, code: Exit, done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == code, done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert lines[-2].startswith("error: "), done.stderr
-    assert lines[-1].startswith("try: "), done.stderr
+    lines = done.stderr.rstrip().splitlines()
+    at = max(number for number, line in enumerate(lines) if line.startswith("error: "))
+    assert lines[at + 1].startswith("try: "), done.stderr
+    assert all(line.startswith("    ") for line in lines[at + 2 :]), done.stderr  # what the engine said last
     assert "Traceback" not in done.stderr
     assert box.left_behind() == []
-    return lines[-2]
+    return lines[at]
 
 
 @pytest.fixture
@@ -93,10 +98,14 @@ class TestUpRefuses:
         refused_unstarted(box, Exit.ENGINE, *up(box, *mode))
 
     def test_a_child_that_can_never_start(self, fake_box: Boxes, mode: tuple[str, ...]) -> None:
-        box = fake_box(start_exit=1, start_log="llama_model_load: error loading model: unknown model architecture: 'new'")
-        said = refused(box, Exit.CHILD, *up(box, *mode))
+        box = fake_box(**TOO_OLD)
+        done = box.llmctl(*up(box, *mode))
+        said = _sentence(box, Exit.CHILD, done)
         assert "too old for this model" in said
         assert "'new'" in said
+        *_, last = done.stderr.splitlines()
+        assert last.startswith("    srv ")  # its own last words stand below
+        assert "\n    llama_model_load: error loading model: unknown model architecture: 'new'\n" in done.stderr
         assert len(fakes.events(box.engine.parent, "start")) == 1  # what comes back at once isn't tried again
 
     def test_a_home_that_has_its_llmctl(self, box: Box, mode: tuple[str, ...]) -> None:
@@ -156,6 +165,67 @@ def test_logs_are_the_engines_words(box: Box) -> None:
     done = box.llmctl("logs", "tiny")
     assert "model loaded" in done.stdout
     assert refused(box, Exit.USAGE, "logs", "nobody")
+
+
+def test_logs_are_followed_when_the_log_is_emptied_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is what becomes of one that grew too long; the engine goes on writing to the same file."""
+    monkeypatch.setattr(logfile, "LOG_LIMIT", 100)
+    log = paths.home({"LLMCTL_HOME": str(tmp_path)}).logs / "tiny.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("early\n" * 100)
+    words = [sys.executable, "-m", "supervisor", "logs", "tiny", "-f", "-n", "1"]
+    env = os.environ | {"LLMCTL_HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(words, env=env, text=True, stdout=subprocess.PIPE) as follows, log.open("a", buffering=1) as engine:
+        try:
+            assert follows.stdout is not None
+            assert follows.stdout.readline() == "early\n"
+            for turn in range(3):
+                engine.write(f"before {turn} {'x' * 100}\n")
+                assert follows.stdout.readline().startswith(f"before {turn} ")
+                assert logfile.trim(log) > 100
+                engine.write(f"after {turn}\n")
+                assert follows.stdout.readline() == f"after {turn}\n"
+        finally:
+            follows.send_signal(signal.SIGINT)
+    assert follows.returncode == 0
+
+
+def test_status_says_why_one_is_down_and_when_it_is_tried_again(fake_box: Boxes) -> None:
+    box = fake_box(tokens=2)
+    for name in ("broken", "lost", "shaky"):
+        box.preset(name, max_wait=1)
+    client = box.up()
+
+    def status(word: str) -> str:
+        shown = until(lambda: word in (text := box.llmctl("status").stdout) and text)
+        return str(shown)
+
+    def ask(name: str) -> int:
+        with client.http as http:
+            return http.post("/v1/chat/completions", json={"model": name, "messages": []}).status_code
+
+    text = status("tiny")
+    tiny = next(line.split() for line in text.splitlines() if line.startswith("tiny "))
+    assert tiny[1] == "ready"
+    assert int(tiny[8]) > 0  # MiB planned
+    assert "said last" not in text
+
+    fakes.tune(box.engine.parent, **TOO_OLD)
+    assert ask("broken") == 503
+    text = status("broken")
+    row = next(line for line in text.splitlines() if line.startswith("broken "))
+    assert row.split()[1:3] == ["failed", "–"]  # for good
+    assert "broken said last:\n" in text
+    assert "\n    llama_model_load: error loading model: unknown model architecture: 'new'\n" in text
+
+    fakes.tune(box.engine.parent, start_exit=-6, start_log="CUDA error: no CUDA-capable device is detected")
+    assert ask("lost") == 503
+    assert "failed, again in 10 min" in status("failed, again in ")
+
+    fakes.tune(box.engine.parent, start_exit=-6, start_log="GGML_ASSERT(x > 0) failed")
+    assert ask("shaky") in (429, 503)
+    text = status("backoff, again in ")
+    assert "\n    GGML_ASSERT(x > 0) failed\n" in text
 
 
 def test_usage_sums_what_was_answered(box: Box) -> None:

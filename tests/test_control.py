@@ -29,7 +29,11 @@ OWN = {
     "/llmctl/openapi.json": "GET",
     "/llmctl/switch": "POST",
     "/llmctl/unload": "POST",
+    "/llmctl/restart": "POST",
+    "/llmctl/drain": "POST",
 }
+OF_ALL = ("/llmctl/restart", "/llmctl/drain")
+"""Without a preset they are about all."""
 ADMIN = [path for path in OWN if path.startswith("/llmctl/")]
 TOO_OLD = {"start_exit": 1, "start_log": "llama_model_load: error loading model: unknown model architecture: 'new'"}
 
@@ -125,7 +129,7 @@ def test_another_method_is_a_405_that_names_the_right_one(served: Client, path: 
     assert reply.json()["error"]["message"] == f"{filled(path)} doesn't take {method}"
 
 
-@pytest.mark.parametrize("path", ["/llmctl/switch", "/llmctl/unload"])
+@pytest.mark.parametrize("path", ["/llmctl/switch", "/llmctl/unload", *OF_ALL])
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -148,11 +152,14 @@ def test_another_method_is_a_405_that_names_the_right_one(served: Client, path: 
 def test_a_faulty_body_changes_nothing(
     served: Client, document: dict[str, Any], path: str, body: bytes, status: int, code: str
 ) -> None:
+    if path in OF_ALL and body in (b"", b"{}"):
+        return
+    pid = served.presets()["tiny"]["pid"]
     with served.admin as http:
         reply = http.post(path, content=body, headers={"Content-Type": "application/json"})
         assert (reply.status_code, checked(document, path, reply)["error"]["code"]) == (status, code)
         assert http.get("/health").status_code == 200
-    assert served.presets()["tiny"]["state"] == "ready"
+    assert (served.presets()["tiny"]["state"], served.presets()["tiny"]["pid"]) == ("ready", pid)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +235,27 @@ def test_what_is_not_here_can_not_be_switched_to_and_is_unloaded_already(
         assert (reply.status_code, checked(document, "/llmctl/switch", reply)["error"]["code"]) == (503, "model_not_downloaded")
         reply = http.post("/llmctl/unload", json={"preset": name})
         assert (reply.status_code, checked(document, "/llmctl/unload", reply)) == (202, {"preset": name, "state": "stopped"})
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b' {"preset": "tiny"} '])
+def test_restart_and_drain_are_about_one_or_all(fake_box: Boxes, document: dict[str, Any], body: bytes) -> None:
+    client = fake_box(tokens=2).up()
+
+    def post(path: str) -> Any:
+        with client.admin as http:
+            reply = http.post(path, content=body, headers={"Content-Type": "application/json"})
+            assert reply.status_code == 202
+            return checked(document, path, reply)
+
+    assert post("/llmctl/drain")["presets"][0]["preset"] == "tiny"
+    until(lambda: client.presets()["tiny"]["state"] == "stopped")
+    assert client.presets()["tiny"]["held"] is True
+    assert post("/llmctl/drain") == {"presets": [{"preset": "tiny", "state": "stopped"}]}  # twice is harmless
+    assert post("/llmctl/restart")["presets"][0]["preset"] == "tiny"
+    until(lambda: client.presets()["tiny"]["state"] == "ready")
+    with client.admin as http:
+        checked(document, "/llmctl/status", http.get("/llmctl/status"))
+    assert client.presets()["tiny"]["held"] is False
 
 
 def events(reply: httpx2.Response) -> Iterator[dict[str, Any]]:

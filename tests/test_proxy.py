@@ -195,18 +195,19 @@ def test_a_child_that_dies_mid_stream_is_told_and_never_a_clean_end(fake_box: Bo
     assert row["completion_tokens"] >= 5
 
 
-def test_a_child_that_dies_before_an_unstreamed_answer_is_an_error_with_its_cause(fake_box: Boxes) -> None:
+def test_a_request_of_which_each_child_dies_is_an_error_after_the_second(fake_box: Boxes) -> None:
     client = fake_box(healthy_requests=1, tokens=50, die_after_tokens=5).up()
     reply = ask(client)
-    assert reply.status_code == 502
-    assert reply.json()["error"]["code"] == "engine_died"
-    assert client.box.closed_records(1)[0]["status"] == "error"
+    assert reply.status_code == 500
+    assert reply.json()["error"]["code"] == "engine_crashed"
+    row = client.box.closed_records(1)[0]
+    assert (row["status"], row["attempts"]) == ("error", 2)
 
 
 def test_a_child_that_died_is_started_again_and_serves(fake_box: Boxes) -> None:
     box = fake_box(healthy_requests=1, die_after_tokens=1)
     client = box.up()
-    ask(client)
+    stream(client)
     fakes.tune(box.engine.parent, tokens=3)
     reply = ask(client)  # waits for the restart
     assert reply.status_code == 200

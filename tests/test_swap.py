@@ -670,7 +670,7 @@ def test_drain_holds_who_asks_until_a_restart(fake_box: Boxes, pool: ThreadPoolE
     box = fake_box(tokens=2)
     client = up(box, "slots=2")
     box.preset("other")
-    running = Streaming(pool, client, "tiny", fake={"tokens": 40, "pace_s": 0.02})
+    running = Streaming(pool, client, "tiny", fake={"tokens": 150, "pace_s": 0.02})
     until(lambda: running.got)
     draining = pool.submit(box.llmctl, "drain", "--json")
     until(lambda: client.presets()["tiny"]["state"] == "draining")
@@ -772,12 +772,13 @@ def test_a_changed_file_restarts_its_own_child_only_and_refuses_nobody(fake_box:
 def brief(client: Client, model: str) -> tuple[int, str] | None:
     """What a client hears that leaves after a moment."""
     with client.http as http, contextlib.suppress(httpx2.ReadTimeout):
-        return said(http.post(CHAT, json={"model": model, "messages": HELLO}, timeout=0.5))
+        return said(http.post(CHAT, json={"model": model, "messages": HELLO}, timeout=2))
     return None
 
 
 def test_what_the_command_line_does_not_say_is_heeded_without_a_restart(fake_box: Boxes, pool: ThreadPoolExecutor) -> None:
     box = fake_box(tokens=2)
+    box.preset("tiny")
     client = up(box)
     box.preset("other", slots=1)
     running = Streaming(pool, client, "other", fake={"tokens": 100_000, "pace_s": 0.02})
@@ -786,7 +787,7 @@ def test_what_the_command_line_does_not_say_is_heeded_without_a_restart(fake_box
     until(lambda: client.presets()["other"]["waiting"])
     box.preset("other", slots=1, queue=1, aliases=["gpt-4o"])
     until(lambda: brief(client, "gpt-4o") == (429, "queue_full"))
-    box.preset("other", slots=1, queue=5, max_wait=0)
+    box.preset("other", slots=1, queue=5, max_wait=1)
     until(lambda: brief(client, "other") == (429, "queue_timeout"))
     box.preset("tiny", ttl=1)
     until(lambda: client.presets()["tiny"]["state"] == "stopped")
@@ -799,7 +800,7 @@ def test_what_the_command_line_does_not_say_is_heeded_without_a_restart(fake_box
     ("words", "told"),
     [
         ({"slotz": 1}, "stays as it was: "),
-        ({"cache_ram": 100_000_000, "slots": 1}, "goes on as it was: other needs "),
+        ({"cache_ram": 1_000_000}, "goes on as it was: "),
         ({"model": {"path": "/no/such.gguf"}}, "goes on as it was: "),
     ],
 )

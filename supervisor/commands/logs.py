@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import TextIO
 
 import click
 
-from supervisor import logfile, paths, render
+from supervisor import paths, render
 from supervisor.errors import Error, Exit
 from supervisor.units import MIB
 
@@ -33,7 +34,10 @@ def command(name: str | None, follow: bool, lines: int, as_json: bool) -> None:
         raise Error(f"there is no log of {name or 'any preset'}; there are: {known}", exit=Exit.USAGE, hint=hint)
     if as_json and follow:
         raise click.UsageError("--follow has no --json")
-    last = logfile.tail(path, MOST_BYTES).splitlines()[-lines:] if lines else []
+    file = path.open(errors="replace")
+    file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_BYTES))
+    told = file.read().splitlines()
+    last = told[-lines:] if lines else []
     if as_json:
         render.as_json({"file": str(path), "lines": last})
         return
@@ -41,7 +45,7 @@ def command(name: str | None, follow: bool, lines: int, as_json: bool) -> None:
         render.out(line)
     if follow:
         try:
-            _follow(path)
+            _follow(path, file)
         except KeyboardInterrupt:
             return
 
@@ -52,10 +56,8 @@ def _newest(folder: Path) -> Path | None:
     return max(engines, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _follow(path: Path) -> None:
-    """Print what is appended, through rotations: a new file under the name is read from its start."""
-    file = path.open(errors="replace")
-    file.seek(0, 2)
+def _follow(path: Path, file: TextIO) -> None:
+    """Print what is appended, through rotations: a new file under the name is read from its start, as one that was emptied."""
     while True:
         if line := file.readline():
             render.out(line.rstrip("\n"))

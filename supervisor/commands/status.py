@@ -34,7 +34,7 @@ def command(as_json: bool) -> None:
     for each in found["presets"]:
         _show_end(each)
     for each in found["presets"]:
-        if each["memory"] is not None:
+        if each["memory"] is not None and (each["memory"]["given_up"] or each["memory"]["allocated_mib"] is not None):
             render.out("")
             _show_memory(each["name"], each["memory"])
 
