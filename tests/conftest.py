@@ -35,7 +35,19 @@ WAIT_S = 60.0
 """Bound on every wait for an event. Generous: the machine may be busy; nothing waits that long when all is well."""
 
 
-LONGEST = ("test_proxy", "test_assembly", "test_commands", "test_rounds", "test_pack", "test_front_door", "test_fetch")
+LONGEST = (
+    "test_proxy",
+    "test_steering",
+    "test_swap",
+    "test_arbiter",
+    "test_keeper",
+    "test_assembly",
+    "test_commands",
+    "test_rounds",
+    "test_pack",
+    "test_front_door",
+    "test_fetch",
+)
 """Files that take longest, longest first: where two workers share the suite, neither begins one when the other is done."""
 
 

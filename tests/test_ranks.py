@@ -80,7 +80,7 @@ TESTED_IN = {
     "catalog": "test_arbiter",
     "length": "test_shorten",
     "openapi": "test_control",
-    "following": "test_swap",
+    "following": "test_steering",
     "app": "test_control",
     "serve": "test_rounds",
     "__main__": "test_commands",
