@@ -217,6 +217,8 @@ class Arbiter:
             ward.problem = _cannot_start(error)
             if owner is Owner.USER and ward.ready_s is not None:
                 ward.again_s = time.monotonic() + REARM_S  # it was up, and should be
+                if ward.launch is not None:
+                    ward.launch = ward.launch.seen_now()  # or when one of its files has changed
             ward.wanted, ward.returns = None, False
             ward.line.refuse(ward.problem)
             ward.tell()
@@ -320,10 +322,11 @@ class Arbiter:
         assert self._group is not None
         for each in self.wards.values():
             each.ended_s = -math.inf  # what it freed is there
+        owner = Owner.REQUEST if ward.again_s is None else Owner.USER  # whose wish could not be met before
         ward.launch, ward.problem, ward.again_s, ward.unwanted = launch, None, None, None
         ward.returns = False
         ward.line.bound(limit=launch.preset.queue, max_wait_s=launch.preset.max_wait)
-        ward.wanted = ward.wanted or Owner.REQUEST
+        ward.wanted = ward.wanted or owner
         ward.loaded = 0.0
         ward.move(Event.START)
         ward.keeper = self._group.create_task(keeper.keep(ward, self._cards, self._tell_children), name=f"keep {ward.name}")
@@ -336,7 +339,10 @@ class Arbiter:
         while ward.state not in (State.STOPPED, State.FAILED):  # it was cancelled before its first step, or while its child ended
             ward.move(Event.GONE if ward.state is State.STOPPING else Event.STOP)
         if ward.state is State.FAILED:
-            ward.again_s = None if ward.cause is not None and ward.cause.permanent else time.monotonic() + REARM_S
+            for_good = ward.cause is not None and ward.cause.permanent
+            ward.again_s = None if for_good else time.monotonic() + REARM_S
+            when = "when one of its files has changed" if for_good else f"in {duration(REARM_S)}"
+            log.warning("%s is tried again %s, or by llmctl restart %s", ward.name, when, ward.name)
         elif ward.returns:
             ward.wanted = ward.wanted or ward.was_wanted
         if ward.cause is not None and ward.cause.text == keeper.STOPPED:
@@ -396,7 +402,9 @@ class Arbiter:
                 for ward in [ward for ward in self.wards.values() if ward.name in seen and seen[ward.name] != ward.asked]:
                     await self._heed(ward, seen[ward.name])
             for ward in self.wards.values():
-                if ward.state is State.FAILED and ward.again_s is None and ward.launch is not None and ward.launch.is_stale():
+                for_good = ward.state is State.FAILED and ward.again_s is None
+                unmet = ward.state is State.STOPPED and ward.again_s is not None and ward.bringer is None
+                if (for_good or unmet) and ward.launch is not None and ward.launch.is_stale():
                     log.info("%s may be tried again: its files have changed", ward.name)
                     self._rearm(ward)
 

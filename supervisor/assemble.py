@@ -1,10 +1,11 @@
 """An unstreamed request as a streamed one, and the streamed answer as the engine's unstreamed one.
 
 The engine notices in time that a client has left only while it streams (tools/server/server-queue.cpp), so the front door streams
-upstream for everybody. For a client that didn't ask for it, :func:`request_body` makes the request a streaming one and an :class:`Assembler`
-makes one reply of the events: the reply the engine would have sent, in its keys and their order, bar ids, ``created`` and times
-(tests/contract/test_assembly.py holds both against the real engine). Each API's assembler is a module of its own: ``choices``,
-``responses``, ``messages``, ``native``. The shapes are those of the ``to_json_…`` in llama.cpp's ``tools/server/server-task.cpp``.
+upstream for everybody. For a client that didn't ask for it, :func:`request_body` makes the request a streaming one and an
+:class:`Assembler` makes one reply of the events: the reply the engine would have sent, in its keys and their order, bar ids,
+``created`` and times (tests/contract/test_assembly.py holds both against the real engine). Each API's assembler is a module of its own:
+``choices``, ``responses``, ``messages``, ``native``. The shapes are those of the ``to_json_…`` in llama.cpp's ``tools/server/server-
+task.cpp``.
 
 Some rare ends lack text that the unstreamed reply has, because the engine streams only what is settled and drops the rest at the end.
 Nothing in a stream tells them, and every client that streams has them too; the contract tests keep them in view:

@@ -90,6 +90,10 @@ class Launch:
     def _prefill_tps(self) -> float:
         return derive.prefill_tps(self.plan.header, self.plan.budget, int(self.preset.threads))
 
+    def seen_now(self) -> Launch:
+        """The same, of its files as they are now."""
+        return dataclasses.replace(self, identities={file: kept.identity(file) for file in self.identities})
+
     def is_stale(self) -> bool:
         """Whether one of its files is another one by now."""
         return any(kept.identity(file) != seen for file, seen in self.identities.items())
@@ -142,7 +146,8 @@ class Catalog:
             try:
                 read = preset.load(name, self._home)
             except Error as error:
-                log.warning("the preset %s is left out: %s", name, error.message)
+                what = "goes on as it was, if it runs" if name in self.presets else "is left out"
+                log.warning("the preset %s %s: %s", name, what, error.message)
                 said = f"the preset {name} can't be read: {error.message}"
                 faults[name] = Error(said, exit=error.exit, hint=error.hint, status=503, code="faulty_preset", retry=False)
                 continue

@@ -104,8 +104,8 @@ def of_exit(returncode: int, log_tail: str, scene: Scene = Scene()) -> Cause:
     telling = [line for line in lines if _tells(line, lines)]
     text = "\n".join(telling)
     outside = _from_outside(returncode, text, scene)
-    if outside is not None:
-        return replace(outside, lines=tuple(lines[-MOST_LINES:]))
+    if outside is not None:  # what it wrote last has nothing to do with somebody's kill
+        return outside if outside.kind is Kind.OUTSIDE else replace(outside, lines=tuple(lines[-MOST_LINES:]))
     for rule in RULES:
         match = rule.pattern.search(text)
         if match:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -45,7 +46,9 @@ class Control:
         wards = self._arbiter.wards.values()
         states = {ward.name: ward.state.value for ward in wards}
         ordered = [ward for ward in wards if ward.ordered]  # not what some client asked for
-        sick = any(ward.state in (State.FAILED, State.BACKOFF) or ward.ready_s is None for ward in ordered)
+        sick = any(
+            ward.state in (State.FAILED, State.BACKOFF) or ward.ready_s is None or ward.problem is not None for ward in ordered
+        )
         return JSONResponse({"status": "unavailable" if sick else "ok", "presets": states}, 503 if sick else 200)
 
     async def models(self, _: Request) -> Response:
@@ -239,6 +242,8 @@ def describe(ward: Ward) -> dict[str, Any]:
         "restarts": ward.restarts,
         "cause": ward.why,
         "log": list(ward.cause.lines) if ward.cause is not None else [],
+        "try": ward.hint,
+        "died_s_ago": None if ward.died_s == -math.inf else round(time.monotonic() - ward.died_s, 1),
         "try_again_s": None if ward.again_s is None else round(max(0.0, ward.again_s - time.monotonic()), 1),
         "held": ward.held,
         "wanted_by": ward.wanted.value if ward.wanted else None,

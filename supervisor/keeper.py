@@ -91,6 +91,7 @@ async def _back_off(ward: Ward, *, useful: bool) -> bool:
     now_s = time.monotonic()
     delay_s = ward.budget.ended(now_s, random.random(), useful=useful)
     if delay_s is None:
+        log.error("%s is given up: its last starts were of no use", ward.name)
         ward.move(Event.BUDGET_SPENT)
         return False
     log.warning("%s starts again in %s", ward.name, duration(delay_s))

@@ -73,6 +73,8 @@ _PRESET: Final = _object(
         "restarts": _COUNT,
         "cause": _nullable(_TEXT),
         "log": {"type": "array", "items": _TEXT, "description": "what its engine said last when it died"},
+        "try": _nullable({"type": "string", "description": "what to do about its cause"}),
+        "died_s_ago": _nullable({"type": "number", "description": "seconds since its engine died last, of itself"}),
         "try_again_s": _nullable({"type": "number", "description": "in so many seconds it is started again"}),
         "wanted_by": _nullable({"enum": ["user", "request"]}),
         "stopped_by": _nullable({"enum": ["user", "ttl", "placement"]}),

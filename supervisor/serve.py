@@ -12,6 +12,7 @@ import contextlib
 import errno
 import gc
 import logging
+import os
 import resource
 import secrets
 import signal
@@ -250,7 +251,7 @@ async def _serve(
                     announcing = group.create_task(_announce(arbiter, address, ready), name="announce")
                     await stops.first.wait()
                     announcing.cancel()
-                log.info("draining: %d requests in work, at most %.0f s; a second signal cuts them", door.busy, DRAIN_S)
+                log.info("draining: requests in work: %d, at most %.0f s; a second signal cuts them", door.busy, DRAIN_S)
                 await door.drain(DRAIN_S, stops.second)
             finally:
                 await door.shut()
@@ -271,7 +272,19 @@ async def _tidy(owned: RunDir, own_log: Path | None) -> None:
                 log.warning("%s", error.message)
             lost = True
         if own_log is not None:
-            await asyncio.to_thread(logfile.trim, own_log)
+            await asyncio.to_thread(_keep_log, own_log)
+
+
+def _keep_log(own_log: Path) -> None:
+    """Within its bounds, and there: where its folder was removed, what is written goes to a new file."""
+    if own_log.exists():
+        logfile.trim(own_log)
+        return
+    with contextlib.suppress(OSError):
+        own_log.parent.mkdir(parents=True, exist_ok=True)
+        with own_log.open("ab") as fresh:
+            for stream in (1, 2):
+                os.dup2(fresh.fileno(), stream)
 
 
 async def _announce(arbiter: Arbiter, address: str, ready: Ready) -> None:

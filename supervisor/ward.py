@@ -142,6 +142,13 @@ class Ward:
             return self.cause.text
         return self.problem.message if self.problem is not None else None
 
+    @property
+    def hint(self) -> str | None:
+        """What to do about that."""
+        if self.cause is not None:
+            return self.cause.hint
+        return self.problem.hint if self.problem is not None else None
+
     def tell(self) -> None:
         """Tell where it is."""
         self.told(self.said())
@@ -155,7 +162,7 @@ class Ward:
         if self.why is not None and is_down:
             said["cause"] = self.why
             said["exit"] = int(Exit.CHILD if self.cause is not None or self.problem is None else self.problem.exit)
-            said["try"] = self.cause.hint if self.cause is not None else self.problem.hint if self.problem is not None else ""
+            said["try"] = self.hint or ""
         return said
 
     def yields_to(self, other: Ward) -> bool:

@@ -103,10 +103,12 @@ class _Watcher:
             log.info("%s: the machine slept", self.ward.name)
             if self.launch.plan.budget.cuda and not self.upstream.exchanges and not await self.upstream.decodes(DECODE_S):
                 return Cause("it doesn't decode since the machine slept", kind=Kind.NO_CARD, hint=RELOAD)
-        if self.upstream.doubted.is_set():
+        if not self.upstream.child.socket.exists():  # it is made anew with the next child
+            self.ward.renew("its socket is gone")
+        elif self.upstream.doubted.is_set():
             self.upstream.doubted.clear()
-            if (problem := self._doubt()) is not None:
-                return problem
+            if self.upstream.refuses() and self.upstream.child.returncode is None:
+                return Cause("it takes no connections any more; somebody told it to stop", kind=Kind.OUTSIDE)
         moved = await self._moves(lagged=slept or now_s - due_s > LATE_S)
         if moved is not None:
             return moved
@@ -117,15 +119,6 @@ class _Watcher:
         if now_s - self.sampled_s >= SAMPLE_S:
             self.sampled_s = now_s
             await self._weigh(now_s)
-        return None
-
-    def _doubt(self) -> Cause | None:
-        """A connection was refused. A name that is gone is made anew with the next child; a closed listener is an engine on its way out."""
-        if not self.upstream.child.socket.exists():
-            self.ward.renew("its socket is gone")
-            return None
-        if self.upstream.refuses() and self.upstream.child.returncode is None:
-            return Cause("it takes no connections any more; somebody told it to stop", kind=Kind.OUTSIDE)
         return None
 
     async def _moves(self, *, lagged: bool) -> Cause | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -164,7 +165,17 @@ def test_logs_are_the_engines_words(box: Box) -> None:
     assert box.up().stop() == 0
     done = box.llmctl("logs", "tiny")
     assert "model loaded" in done.stdout
-    assert refused(box, Exit.USAGE, "logs", "nobody")
+    assert "there are: tiny" in refused(box, Exit.USAGE, "logs", "nobody")
+
+
+def test_a_log_that_was_deleted_comes_back_with_the_next_start(box: Box) -> None:
+    client = box.up()
+    (box.home.logs / "tiny.log").unlink()
+    done = box.llmctl("logs", "tiny")
+    assert (done.returncode, done.stderr.splitlines()[1]) == (Exit.USAGE, "try: llmctl restart tiny")
+    assert box.llmctl("restart", "tiny").returncode == 0
+    assert "model loaded" in box.llmctl("logs", "tiny").stdout
+    assert client.stop() == 0
 
 
 def test_logs_are_followed_when_the_log_is_emptied_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,14 +219,24 @@ def test_status_says_why_one_is_down_and_when_it_is_tried_again(fake_box: Boxes)
     tiny = next(line.split() for line in text.splitlines() if line.startswith("tiny "))
     assert tiny[1] == "ready"
     assert int(tiny[8]) > 0  # MiB planned
-    assert "said last" not in text
+    assert "is down" not in text
+    assert "tiny ended" not in text
+
+    def used() -> str | None:
+        row = next(line.split() for line in box.llmctl("status").stdout.splitlines() if line.startswith("tiny "))
+        return row[7] if row[7] != "–" else None  # its memory is looked at every few seconds
+
+    assert int(until(used)) > 0  # of the machine's memory, where it has no card
+    os.kill(int(tiny[2]), signal.SIGKILL)
+    assert re.search(r"\ntiny ended [\d.]+ m?s ago: it was killed from outside", status("tiny ended "))
 
     fakes.tune(box.engine.parent, **TOO_OLD)
     assert ask("broken") == 503
     text = status("broken")
     row = next(line for line in text.splitlines() if line.startswith("broken "))
     assert row.split()[1:3] == ["failed", "–"]  # for good
-    assert "broken said last:\n" in text
+    assert "\nbroken is down: the engine is too old for this model: " in text
+    assert "\ntry: llmctl build\nbroken said last:\n" in text
     assert "\n    llama_model_load: error loading model: unknown model architecture: 'new'\n" in text
 
     fakes.tune(box.engine.parent, start_exit=-6, start_log="CUDA error: no CUDA-capable device is detected")

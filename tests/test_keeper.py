@@ -20,7 +20,7 @@ from supervisor import arbiter as arbiter_module
 from supervisor import keeper, progress, scene, watch
 from supervisor.arbiter import Arbiter
 from supervisor.causes import Kind
-from supervisor.errors import Error
+from supervisor.errors import Error, Exit
 from supervisor.lifecycle import Owner, State
 from supervisor.vram import Vram
 from supervisor.ward import Ward
@@ -607,6 +607,37 @@ def test_what_was_up_and_finds_no_room_any_more_is_tried_again_later(shelf: Shel
     run(test)
 
 
+def test_what_found_no_way_to_start_is_tried_again_when_its_files_change_and_stays_the_user_s(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arbiter_module, "REREAD_S", 0.05)
+    shelf.add("a").ordered = ("a",)
+    stale: list[bool] = []
+    monkeypatch.setattr("supervisor.catalog.Launch.is_stale", lambda _: bool(stale))
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            a = await ready(arbiter, "a")
+            shelf.problems["a"] = Error("its model is not on this machine", exit=Exit.MODEL)
+            arbiter.renew(a, "of a test")
+            await until(lambda: a.problem)
+            del shelf.problems["a"]
+            await asyncio.sleep(0.2)
+            assert a.state is State.STOPPED
+            stale.append(True)
+            await state(a, State.READY)
+            stale.clear()
+            assert a.wanted is Owner.USER
+            shelf.problems["a"] = Error("its model is not on this machine", exit=Exit.MODEL)
+            arbiter.renew(a, "of a test")
+            await until(lambda: a.problem)
+            del shelf.problems["a"]
+            assert await ask(arbiter, "a") == "answered 200"
+            assert a.wanted is Owner.USER  # whoever brought it back
+
+    run(test)
+
+
 def test_a_preset_that_changed_is_renewed_only_for_another_command_line_that_fits(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -623,7 +654,7 @@ def test_a_preset_that_changed_is_renewed_only_for_another_command_line_that_fit
             edit(queue=7)
             await until(lambda: a.line.admission.limit == 7)
             assert a.preset.queue == 7
-            shelf.problems["a"] = Error("it needs 99 GiB too much", exit=4)  # type: ignore[arg-type]
+            shelf.problems["a"] = Error("it needs 99 GiB too much", exit=Exit.NO_FIT)
             edit(slots=8)
             await until(lambda: "goes on as it was" in caplog.text)
             assert (pid(a), pid(b)) == before

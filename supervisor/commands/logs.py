@@ -9,7 +9,7 @@ from typing import TextIO
 
 import click
 
-from supervisor import paths, render
+from supervisor import paths, render, rundir
 from supervisor.errors import Error, Exit
 from supervisor.units import MIB
 
@@ -26,12 +26,11 @@ MOST_BYTES = 4 * MIB
 @click.option("--json", "as_json", is_flag=True, help="The file's path and lines as JSON.")
 def command(name: str | None, follow: bool, lines: int, as_json: bool) -> None:
     """Print the end of a log: PRESET's engine (default: the one that wrote last), or `llmctl` for the detached llmctl itself."""
-    folder = paths.home().logs
+    home = paths.home()
+    folder = home.logs
     path = folder / f"{name}.log" if name else _newest(folder)
     if path is None or not path.is_file():
-        known = ", ".join(sorted(found.stem for found in folder.glob("*.log"))) or "none"
-        hint = "llmctl up tiny --detach" if name == OWN else f"llmctl up {name or 'tiny'}"
-        raise Error(f"there is no log of {name or 'any preset'}; there are: {known}", exit=Exit.USAGE, hint=hint)
+        raise _none(name, home)
     if as_json and follow:
         raise click.UsageError("--follow has no --json")
     file = path.open(errors="replace")
@@ -48,6 +47,20 @@ def command(name: str | None, follow: bool, lines: int, as_json: bool) -> None:
             _follow(path, file)
         except KeyboardInterrupt:
             return
+
+
+def _none(name: str | None, home: paths.Home) -> Error:
+    """There is no such log: it was never begun, or deleted, or its folder was full. A running engine begins one with its next start."""
+    known = sorted(found.stem for found in home.logs.glob("*.log"))
+    running = rundir.read(home.run)
+    if name == OWN:
+        hint = "llmctl down, then llmctl up with --detach" if running else "llmctl up tiny --detach"
+    elif running and (name is None or name in running.presets):
+        hint = f"llmctl restart {name or running.presets[0]}"
+    else:
+        hint = f"llmctl logs {known[0]}" if known else "llmctl up tiny"
+    there_are = f"there are: {', '.join(known)}" if known else "there are none yet"
+    return Error(f"there is no log of {name or 'any preset'} in {home.logs}; {there_are}", exit=Exit.USAGE, hint=hint)
 
 
 def _newest(folder: Path) -> Path | None:

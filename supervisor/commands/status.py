@@ -7,14 +7,12 @@ from typing import Any, Final
 import click
 
 from supervisor import paths, render, rundir
-from supervisor.budget import CPU
 from supervisor.running import Running
 from supervisor.units import duration
 
-COLUMNS: Final = (
-    *("preset", "state", "pid", "busy", "slots"),
-    *("waiting", "restarts", "MiB used", "planned", "cause"),
-)
+COLUMNS: Final = ("preset", "state", "pid", "busy", "slots", "waiting", "restarts", "MiB used", "planned")
+ON_CPU: Final = "CPU"
+"""What a plan that has no card calls its device (``budget.make``)."""
 
 
 @click.command("status", short_help="Show what runs, and the memory it took.")
@@ -34,8 +32,7 @@ def command(as_json: bool) -> None:
     for each in found["presets"]:
         _show_end(each)
     for each in found["presets"]:
-        if each["memory"] is not None and (each["memory"]["given_up"] or each["memory"]["allocated_mib"] is not None):
-            render.out("")
+        if each["pid"] is not None and each["memory"] is not None:
             _show_memory(each["name"], each["memory"])
 
 
@@ -44,7 +41,7 @@ def _row(preset: dict[str, Any]) -> tuple[object, ...]:
     slots = preset["slots"]
     return (
         *(preset["name"], _state(preset), preset["pid"], slots["busy"], slots["total"]),
-        *(preset["waiting"], preset["restarts"], used, planned, preset["cause"]),
+        *(preset["waiting"], preset["restarts"], used, planned),
     )
 
 
@@ -73,23 +70,33 @@ def _memory(preset: dict[str, Any]) -> tuple[int | None, int | None]:
         return None, None
     planned, used = memory["planned_mib"], preset["used_mib"]
     device_mib = sum(planned["device"].values())
-    if memory["device"] != CPU:
+    if memory["device"] != ON_CPU:
         return used["card"], round(device_mib)
     return used["host"], round(device_mib + sum(planned["host"].values()))
 
 
 def _show_end(preset: dict[str, Any]) -> None:
-    """What the engine said last, while it is down for that."""
-    if preset["pid"] is None and preset["cause"] is not None and preset["log"]:
+    """Why its engine ended last, and while it is down for that, what it said last."""
+    if preset["cause"] is None:
+        return
+    if preset["pid"] is not None:
+        ago = preset["died_s_ago"]
+        when = f" {duration(ago)} ago" if ago is not None else ""
+        render.out(f"\n{preset['name']} ended{when}: {preset['cause']}")
+        return
+    render.out(f"\n{preset['name']} is down: {preset['cause']}")
+    if preset["try"]:
+        render.out(f"try: {preset['try']}")
+    if preset["log"]:
         render.out(f"{preset['name']} said last:")
         for line in preset["log"]:
             render.out(f"    {line}")
 
 
 def _show_memory(name: str, memory: dict[str, Any]) -> None:
-    """What was planned beside what the engine allocated, for the terms that it names."""
-    for sentence in memory["given_up"]:
-        render.out(f"given up: {sentence}")
+    """What was given up, and what was planned beside what the engine allocated, for the terms that it names."""
+    for at, sentence in enumerate(memory["given_up"]):
+        render.out(f"{'' if at else chr(10)}{name} gave up: {sentence}")
     planned, seen = memory["planned_mib"], memory["allocated_mib"]
     if seen is None:
         return
@@ -101,4 +108,5 @@ def _show_memory(name: str, memory: dict[str, Any]) -> None:
                 plans["scratch"] if term == "compute" and place == "device" else 0
             )  # the engine's line has both
             rows.append((term, title, round(plan), round(has[term]), f"{has[term] - plan:+.1f}"))
+    render.out("")
     render.table(("memory, MiB", "of", "planned", "allocated", "difference"), rows, title=name)
