@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -406,3 +409,15 @@ def test_an_edit_gives_another_try_to_what_was_given_up_for_good(fake_box: Boxes
     until(lambda: client.presets()["other"]["state"] == "stopped")
     assert ask(client, "other").status_code == 200
     assert starts(box) == ["tiny", "other", "other"]
+
+
+def test_the_log_of_a_detached_one_comes_back_when_its_folder_was_removed(fake_box: Boxes) -> None:
+    box = fake_box(tokens=2)
+    done = box.llmctl("up", "tiny", "--port", "0", "--model", str(box.model), "--detach")
+    assert done.returncode == 0, done.stderr
+    own = box.home.logs / "llmctl.log"
+    shutil.rmtree(box.home.logs)
+    until(own.exists)
+    os.kill(json.loads(command(box, "status", "--json").stdout)["presets"][0]["pid"], signal.SIGKILL)
+    until(lambda: "tiny starting -> ready" in own.read_text())
+    assert "killed from outside" in own.read_text()
