@@ -212,7 +212,8 @@ class Arbiter:
             if ward.state is State.STOPPED and owner is Owner.USER and not ward.held:
                 ward.cause = Cause("it is no longer wanted", hint=f"llmctl switch {ward.name}")
                 ward.tell()
-        except Error as error:
+        except (Error, OSError) as exc:
+            error = _said(exc)
             log.warning("%s can't be started: %s", ward.name, error.message)
             ward.problem = _cannot_start(error)
             if owner is Owner.USER and ward.ready_s is not None:
@@ -231,8 +232,11 @@ class Arbiter:
     async def _place(self, ward: Ward) -> None:
         """Look until it fits and starts, or nobody asks any more. Raises :class:`Error` when it can't be."""
         launch = await self._launch(ward)
-        replanned = False
+        replanned, asked = False, ward.asked
         while ward.is_asked_for:
+            if ward.asked != asked:  # its preset was changed while it waited
+                launch, asked = await self._launch(ward), ward.asked
+                continue
             up = [each.upstream for each in self.wards.values()]
             free = await asyncio.to_thread(self.catalog.free, launch)
             if up != [each.upstream for each in self.wards.values()]:
@@ -307,13 +311,14 @@ class Arbiter:
         if ward.state is State.READY:
             ward.move(Event.DRAIN)
             ward.line.close()
-        if not ward.line.admission.inside and ward.keeper is not None:
+        served = ward.state not in (State.STARTING, State.BACKOFF)  # else who is inside still is at the child before
+        if ward.keeper is not None and not (served and ward.line.admission.inside):
             ward.keeper.cancel("it gives way")
 
     def _resume(self, ward: Ward) -> None:
         """Nobody wants its memory any more."""
         ward.gives_way_to = ward.unwanted = None
-        if ward.state is State.DRAINING and not ward.stopping and ward.launch is not None:
+        if ward.state is State.DRAINING and not ward.stopping and ward.launch is not None and ward.upstream is not None:
             ward.move(Event.RESUME)
             ward.wanted = ward.wanted or ward.was_wanted
             ward.line.open(ward.launch.preset.slots)
@@ -393,10 +398,17 @@ class Arbiter:
 
     async def _reread(self) -> None:
         """Heed changed presets, and files that what was given up for good is made of."""
-        seen = self.catalog.presets
+        seen, lost = self.catalog.presets, False
         while True:
             await asyncio.sleep(REREAD_S)
-            await asyncio.to_thread(self.catalog.refresh)
+            try:
+                await asyncio.to_thread(self.catalog.refresh)
+            except OSError as exc:  # a folder that can't be listed: what was read of it stays
+                if not lost:
+                    log.warning("the presets can't be looked at: %s", exc)
+                lost = True
+                continue
+            lost = False
             if self.catalog.presets is not seen:
                 seen = self.catalog.presets
                 for ward in [ward for ward in self.wards.values() if ward.name in seen and seen[ward.name] != ward.asked]:
@@ -420,8 +432,8 @@ class Arbiter:
         spare = placement.spare([*others, *([dataclasses.replace(own, yields=True)] if own is not None else [])])
         try:
             launch = await asyncio.to_thread(self.catalog.launch, ward.name, spare)
-        except Error as error:
-            log.warning("%s goes on as it was: %s", ward.name, error.message)
+        except (Error, OSError) as exc:
+            log.warning("%s goes on as it was: %s", ward.name, _said(exc).message)
             return
         if ward.launch is not was or ward.keeper is None:
             return  # it has been started anew meanwhile
@@ -461,6 +473,13 @@ class Arbiter:
         for ward in self.wards.values():
             if ward.child is not None:
                 ward.child.kill()
+
+
+def _said(exc: Error | OSError) -> Error:
+    """As an error of ours: a machine without a descriptor left must not end what runs."""
+    if isinstance(exc, Error):
+        return exc
+    return Error(f"the machine can't be looked at: {exc}", exit=Exit.CHILD, hint="llmctl logs")
 
 
 def _cannot_start(error: Error) -> Error:

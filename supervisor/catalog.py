@@ -30,7 +30,7 @@ from supervisor.errors import Error, Exit
 from supervisor.order import Order
 from supervisor.paths import Home
 from supervisor.placement import HOST, Pools
-from supervisor.plan import Plan
+from supervisor.plan import Plan, Step
 from supervisor.preset import Preset
 from supervisor.rundir import RunDir
 from supervisor.units import MIB
@@ -112,6 +112,8 @@ class Catalog:
         self._owned = owned
         self._orders = {order.name: order for order in orders}
         self._planned = dict(self._orders)
+        self._unkept: dict[str, tuple[Step, ...]] = {}
+        """What was given up and could not be written down: without it a full disk would have the same plan die for ever."""
         self._seen: object = None
         self._reading = threading.Lock()
         self.refresh()
@@ -169,7 +171,7 @@ class Catalog:
         order = self._planned.pop(name, None)
         if order is None:
             order = dataclasses.replace(self._orders.get(name) or Order(name, home=self._home), spare=spare)
-            order = dataclasses.replace(order, steps=order.conceded())
+            order = dataclasses.replace(order, steps=order.conceded() or self._unkept.get(name, ()))
         if missing := [model.file for model in order.files if not store.have(self._home, model)]:
             raise not_here(name, missing[0])
         order.plan.require()
@@ -183,16 +185,28 @@ class Catalog:
             folder,
             file,
             remember=order.remember,
-            step_down=functools.partial(_step_down, order),
+            step_down=functools.partial(self._step_down, order),
             identities={each: kept.identity(each) for each in files},
         )
 
     def forget(self, name: str) -> None:
         """The user asks for it anew: what was given up for it is tried again."""
+        self._unkept.pop(name, None)
         if not conceded.any_kept(self._home):
             return
         with contextlib.suppress(Error):  # what can't be planned has nothing to forget
             dataclasses.replace(self._orders.get(name) or Order(name, home=self._home)).forget()
+
+    def _step_down(self, order: Order, kind: Kind) -> str | None:
+        """Give something up in the next plan of this order; what, in words."""
+        plan = order.plan
+        steps = stepdown.after(plan, kind, order.replanned)
+        if steps is None:
+            return None
+        order.concede(steps)
+        if order.conceded() != steps:
+            self._unkept[order.name] = steps
+        return "; ".join(each for each in order.replanned(steps).given_up if each not in plan.given_up)
 
     def free(self, launch: Launch) -> Pools:
         """What is free now of the pools that a launch needs."""
@@ -201,16 +215,6 @@ class Catalog:
         found = {HOST: machine.available_bytes}
         found |= {f"CUDA{card.index}": card.free_bytes for card in machine.cards}
         return found
-
-
-def _step_down(order: Order, kind: Kind) -> str | None:
-    """Give something up in the next plan of this order; what, in words."""
-    plan = order.plan
-    steps = stepdown.after(plan, kind, order.replanned)
-    if steps is None:
-        return None
-    order.concede(steps)
-    return "; ".join(each for each in order.replanned(steps).given_up if each not in plan.given_up)
 
 
 def _versions(folder: Path) -> list[tuple[str, int]]:

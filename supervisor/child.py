@@ -35,6 +35,7 @@ KILL_S: Final = 10.0
 """After SIGKILL, which ends whatever isn't in the kernel."""
 _TICKS_A_S: Final = os.sysconf("SC_CLK_TCK")
 _NS: Final = 1e-9
+_EXITING: Final = 0x4
 _PROC_BYTES: Final = 64 * KIB
 """One read is one look: status has 1.5 KiB, and a line of hundreds of CPUs in it. Path.read_text takes four times as long."""
 
@@ -67,14 +68,17 @@ class Child:
         return self._ended.result() if self._ended.done() else None
 
     def _reap(self) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)  # what it leaves (of a script, the engine). Its pid is its own until it is polled
         code = self._process.poll()
         if code is None:
             return
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # its folder may be gone, or be something else by now
             self.socket.unlink()  # llama-server doesn't, and a stale one makes the next bind fail
-        self._log.close()
+        with contextlib.suppress(OSError):
+            self._log.close()
         self._ended.set_result(code)
 
     async def wait(self) -> int:
@@ -127,6 +131,14 @@ class Child:
     def stopped(self) -> bool:
         """Whether it is stopped by a signal or a debugger (state T or t), so can't do anything until it is continued."""
         return not self._ended.done() and _stat(self.pid)[:1] in (["T"], ["t"])
+
+    def exiting(self) -> bool:
+        """Whether its end has begun in the kernel (PF_EXITING, include/linux/sched.h).
+
+        Its connections are closed then, and a card's driver may take a second over the rest.
+        """
+        fields = [] if self._ended.done() else _stat(self.pid)
+        return bool(fields) and (fields[0] in "ZX" or bool(int(fields[6]) & _EXITING))
 
     def effort_s(self) -> float:
         """For how many seconds its threads computed, or could have and waited for a core, since its start. 0.0 when it is gone.

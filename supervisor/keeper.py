@@ -116,8 +116,8 @@ async def _live(ward: Ward, cards: Vram, children_changed: Callable[[], None]) -
             await _released(ward, cards)
             before = scene.begin(launch.plan.budget.cuda)
             process = child.spawn(ward.name, launch.command, launch.environment, launch.folder, launch.log)
-        except Error as exc:  # no process or descriptor left: that may pass
-            ward.cause = Cause(exc.message)
+        except (Error, OSError) as exc:  # no process or descriptor left: that may pass
+            ward.cause = Cause(str(exc))
             return Event.EXITED_TRANSIENT, False
         except asyncio.CancelledError:
             _stop(ward)
@@ -205,7 +205,7 @@ async def _conclude(ward: Ward, life: _Life, code: int) -> tuple[Event, bool]:
         again = before is not None and before.kind is Kind.ILLEGAL_ACCESS and time.monotonic() - ward.died_s < FAULTS_S
         ward.died_s = time.monotonic()
         if cause.kind is not Kind.ILLEGAL_ACCESS or again:
-            gave_up = await asyncio.to_thread(life.launch.step_down, cause.kind)
+            gave_up = await asyncio.to_thread(_step_down, ward.name, life.launch, cause.kind)
             if gave_up:
                 log.warning("%s gives up: %s", ward.name, gave_up)
                 return Event.STEP_DOWN, useful
@@ -269,6 +269,15 @@ async def _start(ward: Ward, launch: Launch, upstream: Upstream) -> Cause | None
     ward.move(Event.WARM)
     ward.line.open(launch.preset.slots)
     return None
+
+
+def _step_down(name: str, launch: Launch, kind: Kind) -> str | None:
+    """What the next launch gives up. One that can't be planned gives up nothing, and is tried as it was."""
+    try:
+        return launch.step_down(kind)
+    except (Error, OSError) as exc:
+        log.warning("no smaller plan of %s can be made: %s", name, exc)
+        return None
 
 
 def _heed_cancellation() -> None:

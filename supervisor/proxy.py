@@ -172,6 +172,10 @@ class Proxy:
         refusals = 0
         while True:
             upstream, fitting = await self._enter(client, answer, ask, body, ward, ticket)
+            if ward.suspects and _standing(ward, answer.route, body) is not _supposed(ticket):
+                ward.line.leave(ticket)  # its like ended a child while it waited
+                _judge(ward, ticket, answer.route, body)
+                continue
             asked = answer.asked(ask.spliced(fitting, ward.preset.most_tokens))
             try:
                 exchange = upstream.request(answer.route.path, asked, answer.begin)
@@ -238,9 +242,17 @@ def _rank(scope: Scope, client: Connection, ask: Ask) -> tuple[str, bool]:
     return party, (said or ("batch" if ask.service_tier == "flex" else "")) == "batch"
 
 
+def _standing(ward: Ward, route: Route, body: bytes) -> Standing:
+    return ward.suspects.standing(fingerprint(route.path, ward.name, body), time.monotonic())
+
+
+def _supposed(ticket: Ticket) -> Standing:
+    return Standing.SUSPECT if ticket.alone else Standing.CLEAR
+
+
 def _judge(ward: Ward, ticket: Ticket, route: Route, body: bytes) -> None:
     """Let a suspect run alone. Raises :class:`Error` (HTTP 500) for one that is known to end the engine."""
-    standing = ward.suspects.standing(fingerprint(route.path, ward.name, body), time.monotonic())
+    standing = _standing(ward, route, body)
     ticket.alone = standing is Standing.SUSPECT
     if standing is Standing.POISON:
         raise Error(

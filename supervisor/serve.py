@@ -267,9 +267,9 @@ async def _tidy(owned: RunDir, own_log: Path | None) -> None:
         try:
             owned.mend()
             lost = False
-        except Error as error:  # another llmctl has it by now: what runs here is served to its end
+        except (Error, OSError) as exc:  # another llmctl has it by now: what runs here is served to its end
             if not lost:
-                log.warning("%s", error.message)
+                log.warning("%s", exc)
             lost = True
         if own_log is not None:
             await asyncio.to_thread(_keep_log, own_log)

@@ -287,12 +287,20 @@ class Upstream:
     async def fate(self) -> Cause | None:
         """A connection broke: why the child ended, or None when it lives on."""
         if not self._closed:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SETTLE_S):
-                    await self.child.wait()
+            await self.ends()
         if self._closed or self.child.returncode is not None:
             await asyncio.wait((self.obituary,), timeout=CLASSIFY_S)
         return self.obituary.result() if self.obituary.done() else None
+
+    async def ends(self) -> bool:
+        """Whether it ends by itself just now; returns when it has, or when it doesn't."""
+        for patience_s in (SETTLE_S, CLASSIFY_S):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await self.child.wait()
+            if not self.child.exiting():
+                break
+        return self.child.returncode is not None
 
     def bury(self, cause: Cause) -> None:
         """Say why it ended. The first word counts."""
@@ -311,13 +319,13 @@ class Upstream:
 
     def refuses(self) -> bool:
         """Whether it takes no new connection: its listener is closed, or its socket is gone."""
-        with socket.socket(socket.AF_UNIX, _DOOR) as door:
-            try:
+        try:
+            with socket.socket(socket.AF_UNIX, _DOOR) as door:
                 door.connect(self._path)
-            except (ConnectionRefusedError, FileNotFoundError):
-                return True
-            except OSError:  # it has more connections waiting than it takes at once
-                return False
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:  # it has more connections waiting than it takes at once, or we have no descriptor left
+            return False
         return False
 
     async def healthy(self) -> bool:
@@ -332,7 +340,7 @@ class Upstream:
         try:
             reply = await self._slow.post(path, content=body, headers={"Content-Type": "application/json"}, timeout=ASK_S)
             found = reply.json() if reply.status_code == 200 else None
-        except (httpx2.HTTPError, ValueError):
+        except (httpx2.HTTPError, RuntimeError, ValueError):  # RuntimeError: it was closed
             return None
         return found if isinstance(found, dict) else None
 

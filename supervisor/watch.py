@@ -103,11 +103,14 @@ class _Watcher:
             log.info("%s: the machine slept", self.ward.name)
             if self.launch.plan.budget.cuda and not self.upstream.exchanges and not await self.upstream.decodes(DECODE_S):
                 return Cause("it doesn't decode since the machine slept", kind=Kind.NO_CARD, hint=RELOAD)
+        doubted = self.upstream.doubted.is_set()
+        self.upstream.doubted.clear()
         if not self.upstream.child.socket.exists():  # it is made anew with the next child
             self.ward.renew("its socket is gone")
-        elif self.upstream.doubted.is_set():
-            self.upstream.doubted.clear()
-            if self.upstream.refuses() and self.upstream.child.returncode is None:
+        elif doubted and self.upstream.refuses():
+            if self.upstream.child.exiting():  # of something else: its exit will say of what
+                await self.upstream.ends()
+            if self.upstream.child.returncode is None:
                 return Cause("it takes no connections any more; somebody told it to stop", kind=Kind.OUTSIDE)
         moved = await self._moves(lagged=slept or now_s - due_s > LATE_S)
         if moved is not None:

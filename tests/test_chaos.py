@@ -78,6 +78,8 @@ def test_a_record_is_what_befell_its_request() -> None:
     assert outcome(End.OK).statuses([11.1]) == {"ok", "interrupted"}  # llmctl was killed before it was written
     assert "" in outcome(End.CUT).statuses([10.1])
     assert "" not in outcome(End.CUT).statuses([10.9])
+    assert "" in outcome(End.CUT).statuses([9.99])  # it came to one that was dying
+    assert "" not in outcome(End.CUT).statuses([9.0])
 
 
 def test_each_request_and_record_find_their_other() -> None:

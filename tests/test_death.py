@@ -383,3 +383,23 @@ def test_who_has_heard_comments_only_is_answered_by_the_next_child(fake_box: Box
     assert [(row["status"], row["attempts"]) for row in new_rows(client, 0, 2)] == [("ok", 2)] * 2
     assert "stopped from outside (SIGSTOP)" in tiny(client)["cause"]
     assert tiny(client)["pid"] != pid
+
+
+def test_many_equal_killers_at_once_cost_two_deaths(fake_box: Boxes, pool: ThreadPoolExecutor) -> None:
+    """The first takes those with it that run beside it; its likes that wait are judged again when their turn comes."""
+    client = fake_box(tokens=4, killer="fall", healthy_requests=1, prefill_s=0.2).up("--set", "slots=4")
+    asked = [pool.submit(ask, client, messages=KILLER) for _ in range(12)]
+    assert {each.result(WAIT_S).json()["error"]["code"] for each in asked} == {"engine_crashed"}
+    assert ask(client).status_code == 200
+    assert tiny(client)["restarts"] == 2
+
+
+def test_what_is_given_up_and_cannot_be_written_down_is_given_up_all_the_same(fake_box: Boxes) -> None:
+    """Else the same plan is started, and runs out of memory, for ever."""
+    box = fake_box(tokens=4, oom_above_ctx=1024)
+    box.preset("small", context=2048, fallback=[{"context": 1024}])
+    box.home.data.mkdir(parents=True)
+    (box.home.data / "conceded").write_text("no folder")
+    client = box.up("--set", "context=1024")
+    assert ask(client, model="small").status_code == 200
+    assert client.presets()["small"]["memory"]["given_up"]

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import itertools
 import os
 import signal
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,15 +20,18 @@ from typing import Any
 import pytest
 
 from supervisor import arbiter as arbiter_module
-from supervisor import keeper, progress, scene, watch
+from supervisor import child, keeper, progress, rundir, scene, watch
 from supervisor.arbiter import Arbiter
-from supervisor.causes import Kind
+from supervisor.argv import SOCKET
+from supervisor.causes import Cause, Kind
 from supervisor.errors import Error, Exit
 from supervisor.lifecycle import Owner, State
+from supervisor.upstream import Broken, Upstream
 from supervisor.vram import Vram
 from supervisor.ward import Ward
 from tests import fakes
-from tests.shelf import CARD, Shelf, ask, run, state, turns, until
+from tests.conftest import WAIT_S
+from tests.shelf import CARD, Shelf, ask, place, run, state, turns, until
 
 
 @pytest.fixture
@@ -662,5 +668,210 @@ def test_a_preset_that_changed_is_renewed_only_for_another_command_line_that_fit
             edit(slots=3)
             await next_child(a, before[0])
             assert (a.preset.slots, pid(b)) == (3, before[1])
+
+    run(test)
+
+
+# What only seldom comes together.
+
+
+def test_one_whose_smaller_plan_cannot_be_made_ends_nobody_else(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf.add("a", fake={"oom_at_load": True, "fail_starts": 1}).add("b").ordered = ("b",)
+
+    def step_down(name: str, kind: Kind) -> str | None:
+        raise Error("there is no kernel for such a cache", exit=Exit.CONFIG)
+
+    monkeypatch.setattr(shelf, "step_down", step_down)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            b = await ready(arbiter, "b")
+            before = pid(b)
+            arbiter.ward("a").budget.first_delay_s = 0.01
+            assert await ask(arbiter, "a") == "answered 200"
+            assert pid(b) == before
+
+    run(test)
+
+
+def test_a_machine_without_descriptors_ends_nothing_that_runs(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arbiter_module, "REREAD_S", 0.05)
+    shelf.add("a").add("b").ordered = ("a",)
+    looks: list[int] = []
+
+    def refresh() -> None:
+        looks.append(1)
+        if len(looks) < 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(shelf, "refresh", refresh)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            await ready(arbiter, "a")
+            shelf.problems["b"] = OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # type: ignore[assignment]
+            assert await ask(arbiter, "b") == "refused 503 cannot_start"
+            del shelf.problems["b"]
+            await until(lambda: len(looks) > 3)
+            for name in "ab":
+                assert await ask(arbiter, name) == "answered 200"
+
+    run(test)
+
+
+def test_a_child_whose_folder_is_something_else_by_now_is_seen_to_end(shelf: Shelf) -> None:
+    shelf.add("a").ordered = ("a",)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            a = await ready(arbiter, "a")
+            assert a.child is not None
+            folder = a.child.folder
+            folder.rename(folder.with_name("away"))
+            folder.write_text("")
+            os.kill(pid(a), signal.SIGKILL)
+            await state(a, State.BACKOFF)
+            folder.unlink()
+            await state(a, State.READY)
+
+    run(test)
+
+
+def test_an_engine_that_outlives_the_script_that_started_it_is_ended(shelf: Shelf) -> None:
+    shelf.add("a").ordered = ("a",)
+    script = shelf.servers["a"] = shelf.root / "engine.sh"
+    script.write_text(f'#!/bin/sh\n"{fakes.install(shelf.folder("a"))}" "$@"\nexit $?\n')
+    script.chmod(0o755)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            a = await ready(arbiter, "a")
+            engine = rundir.Process.of(fakes.events(shelf.folder("a"), "start")[0]["pid"])
+            before = pid(a)
+            assert engine.pid != before
+            os.kill(before, signal.SIGKILL)
+            await next_child(a, before)
+            await until(lambda: not engine.alive())
+
+    run(test)
+
+
+def test_who_needs_no_memory_any_more_does_not_open_the_line_of_a_dead_child(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A died while it gave way to B, and what that means is still being worked out: a request let in then would go round for ever."""
+    shelf.add("a", 6).add("b", 6).ordered = ("a",)
+    known = threading.Event()
+
+    def step_down(name: str, kind: Kind) -> str | None:
+        known.wait(WAIT_S)
+        return None
+
+    monkeypatch.setattr(shelf, "step_down", step_down)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter, asyncio.TaskGroup() as group:
+            a = await ready(arbiter, "a")
+
+            async def inside() -> None:
+                async with place(arbiter, "a"):
+                    await until(known.is_set)
+
+            group.create_task(inside())
+            await until(lambda: a.line.admission.inside)
+            asking = group.create_task(ask(arbiter, "b"))
+            await state(a, State.DRAINING)
+            os.kill(pid(a), signal.SIGSEGV)
+            await until(lambda: a.child is None)
+            asking.cancel()
+            await until(lambda: a.gives_way_to is None)
+            assert not a.line.admission.opened
+            known.set()
+            assert await ask(arbiter, "a") == "answered 200"
+
+    run(test)
+
+
+def test_drain_does_not_wait_for_those_who_are_still_at_the_child_before(shelf: Shelf) -> None:
+    """Else it is up and open before they have left, and traffic that never pauses keeps it up."""
+    shelf.add("a", fake={"load_s": 0.3}).ordered = ("a",)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            a = await ready(arbiter, "a")
+            async with place(arbiter, "a"):
+                os.kill(pid(a), signal.SIGKILL)
+                await state(a, State.STARTING)
+                arbiter.drain(a)
+                await state(a, State.STOPPED, State.READY)
+                assert a.state is State.STOPPED
+
+    run(test)
+
+
+def test_a_preset_that_changes_while_it_waits_for_room_starts_as_it_is_now(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arbiter_module, "REREAD_S", 0.05)
+    shelf.add("a", 6).add("b", 6).ordered = ("a",)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter, asyncio.TaskGroup() as group:
+            a = await ready(arbiter, "a")
+            running = group.create_task(ask(arbiter, "a", pace_s=0.02, tokens=50))
+            await until(lambda: fakes.events(shelf.folder("a"), "first_byte"))
+            late = group.create_task(ask(arbiter, "b"))
+            await state(a, State.DRAINING)
+            shelf.presets = {**shelf.presets, "b": dataclasses.replace(shelf.presets["b"], slots=3)}
+            await until(lambda: arbiter.ward("b").asked.slots == 3)
+            assert not running.done()
+            assert await late == "answered 200"
+            assert arbiter.ward("b").preset.slots == 3
+
+    run(test)
+
+
+def test_a_question_to_a_child_that_was_closed_has_no_answer(shelf: Shelf) -> None:
+    shelf.add("a").ordered = ("a",)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            a = await ready(arbiter, "a")
+            upstream, before = a.upstream, pid(a)
+            assert upstream is not None
+            os.kill(before, signal.SIGKILL)
+            await next_child(a, before)
+            assert await upstream.ask("/tokenize", b"{}") is None
+
+    run(test)
+
+
+DYING = """
+import ctypes, os, platform, socket, threading, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(%r)
+listener.listen()
+open("listens", "w").close()
+door, _ = listener.accept()
+door.recv(1)
+threading.Thread(target=lambda: (time.sleep(1.5), os._exit(3))).start()
+door.close(), listener.close()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit: of this thread only
+"""
+"""Its connections are closed and its end has begun, and takes longer than is waited for one that lives: as with a card's driver."""
+
+
+def test_a_child_that_takes_long_to_end_is_waited_for(tmp_path: Path) -> None:
+    async def test() -> None:
+        process = child.spawn("a", (sys.executable, "-c", DYING % SOCKET), os.environ, tmp_path, tmp_path / "log")
+        await until((tmp_path / "listens").exists)
+        async with Upstream(process) as upstream:
+            assert not process.exiting()
+            exchange = upstream.request("/", b"{}")
+            with pytest.raises(Broken):
+                await exchange.head()
+            await until(process.exiting)
+            assert process.returncode is None
+            upstream.bury(Cause("of a test"))
+            assert await upstream.fate() == Cause("of a test")
+            assert process.returncode == 3
 
     run(test)
