@@ -34,7 +34,7 @@ from typing import Final
 import uvloop
 
 from bench import chaos_accounts
-from bench.chaos_box import BACK_S, CROWD, DEATH_S, LOAD_S, PRESET, PROBE_S, Box, Findings, Life, Recovery
+from bench.chaos_box import BACK_S, CROWD, DEATH_S, LOAD_S, LOOK_S, PRESET, PROBE_S, Box, Findings, Life, Recovery
 from bench.chaos_faults import FAULTS, Deck, Fault, fitting
 from bench.house import House
 from bench.visit import chat
@@ -45,12 +45,14 @@ from tests.fakes import gguf
 SEED: Final = 5
 COUNTS: Final = {"fake": 500, "real": 40}
 BOXES: Final = {"fake": 4, "real": 1}
-FOLLOWS: Final = 0.5
-"""A fault is followed by another one while it is being recovered from, where that can be: so three in ten of all come then."""
+FOLLOWS: Final = 0.2
+"""A fault is followed by another one so often, while it is being recovered from, where three in ten of all have come so already."""
 BEGINS_S: Final = 60.0
 """A hang is seen after half of it at most; by then its recovery has begun."""
 APART_S: Final = 0.4
 """At most, from when a recovery is seen to have begun to the next fault."""
+LOADS_S: Final = 20.0
+"""Between two starts of the engine alone."""
 OVER_S: Final = 0.5
 """What a recovery may take beside a load (issue 5)."""
 SHARE: Final = 0.3
@@ -62,8 +64,8 @@ class Run:
     """One engine's boxes together."""
 
     engine: str
-    load_s: float
-    """From the engine's start until it is healthy and warm, without llmctl."""
+    loads_s: list[float] = field(default_factory=list)
+    """From the engine's start until it is healthy and warm, without llmctl; seen now and then while the faults fell, on the same machine."""
     findings: list[Findings] = field(default_factory=list)
 
     def sum(self, name: str) -> Counter[str]:
@@ -72,6 +74,11 @@ class Run:
         for each in self.findings:
             total += getattr(each, name)
         return total
+
+    @property
+    def load_s(self) -> float:
+        """The median of them."""
+        return statistics.median(self.loads_s)
 
     @property
     def recoveries(self) -> list[Recovery]:
@@ -94,12 +101,11 @@ async def follow(box: Box, deck: Deck, count: int) -> None:
         dealt += 1
         box.traffic.open.set()
         plain = not fault.later
-        while dealt < count and box.rng.random() < FOLLOWS and await _recovering(box, hit):
+        while dealt < count and _wants_another(box, dealt) and await _recovering(box, hit):
             await asyncio.sleep(box.rng.random() * APART_S)
             follower = within.draw()
             plain = False
-            findings.within[follower.name] += 1
-            hit = await _deal(box, follower) or hit
+            hit = await _deal(box, follower, after=hit) or hit
             dealt += 1
         if hit is not None and not await _gone(box, hit):
             findings.blame("a child that does nothing is ended", f"{hit} after {fault.name}")
@@ -107,6 +113,10 @@ async def follow(box: Box, deck: Deck, count: int) -> None:
         if not await _back(box, fault.name, since_s, plain=plain):
             return
         render.say(f"box {findings.seed}: {dealt}/{count} faults, {len(box.traffic.outcomes)} requests; {fault.name}")
+
+
+def _wants_another(box: Box, dealt: int) -> bool:
+    return sum(box.findings.within.values()) < SHARE * (dealt + 1) or box.rng.random() < FOLLOWS
 
 
 async def _gather(box: Box, fault: Fault) -> bool:
@@ -122,9 +132,12 @@ async def _recovering(box: Box, hit: Life | None) -> bool:
     """Whether a recovery is under way, once one has begun; not where none is to come, or it is over already."""
     if hit is not None:
         await box.until(lambda: box.state != "ready" or hit.ended_s is not None, BEGINS_S)
-        if hit.ended_s is not None and box.told[-1].at_s <= hit.ended_s:
-            return True
-    return box.state != "ready"
+    return _under_way(box, hit)
+
+
+def _under_way(box: Box, hit: Life | None) -> bool:
+    ended_s = hit.ended_s if hit is not None else None
+    return box.state != "ready" or (ended_s is not None and box.told[-1].at_s <= ended_s)  # llmctl hasn't said so yet
 
 
 async def _ready(box: Box, for_s: float) -> None:
@@ -135,12 +148,13 @@ async def _gone(box: Box, life: Life) -> bool:
     return bool(await box.until(lambda: life.ended_s is not None, DEATH_S))
 
 
-async def _deal(box: Box, fault: Fault) -> Life | None:
+async def _deal(box: Box, fault: Fault, after: Life | None = None) -> Life | None:
     findings = box.findings
     if not fault.idle:
         await _gather(box, fault)
         findings.crowds.append((box.traffic.flying[True], box.traffic.flying[False]))
     findings.faults[fault.name] += 1
+    findings.within[fault.name] += _under_way(box, after)
     box.log(f"fault: {fault.name}; {box.traffic.flying} under way, {box.state}")
     return await fault.strike(box)
 
@@ -158,10 +172,7 @@ async def _back(box: Box, name: str, since_s: float, *, plain: bool) -> bool:
         if time.monotonic() > until_s:
             findings.blame("it serves again", f"not after {name}: {box.told[-3:]}")
             return False
-        findings.gave_up += 1
-        box.log("it was given up: asked anew")
-        await box.post("/llmctl/switch")
-        await box.until(lambda: box.state != "failed", PROBE_S)
+        await box.ask_anew()
     if not await box.probe() and not await box.probe():
         findings.blame("it serves again", f"ready after {name}, and two requests weren't answered")
     died = box.died_since(since_s)
@@ -206,21 +217,35 @@ async def measure(
     if disks:
         for box in made:
             box.mount()
-    asked = chat(PRESET, max_tokens=4)
-    alone = await House(folder / "alone", made[0].server).alone(PRESET, asked, "--model", str(made[0].model), *made[0].options)
-    if kind == "fake":
-        (made[0].server.parent / fakes.JOURNAL).unlink()
-    run = Run(kind, alone.load_s)
+    run = Run(kind)
     fit = {fault.name for fault in fitting(fake=kind == "fake", disks=disks)}
     chosen = tuple(fault for fault in faults if fault.name in fit)
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(box, Deck(chosen, box.rng), -(-count // boxes))) for box in made]
+        async with asyncio.TaskGroup() as around:
+            loading = around.create_task(_load(folder / "alone", made[0], run.loads_s), name="load")
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(box, Deck(chosen, box.rng), -(-count // boxes)), name="box") for box in made]
+            await _once(run.loads_s)
+            loading.cancel()
         run.findings = [task.result() for task in tasks]
     finally:
         for box in made:
             box.sweep()
     return run
+
+
+async def _load(folder: Path, beside: Box, loads_s: list[float]) -> None:
+    """Start the same engine without llmctl, now and then."""
+    server = fakes.install(folder / "engine", load_s=LOAD_S) if beside.fake else beside.server
+    house, asked = House(folder / "home", server), chat(PRESET, max_tokens=4)
+    while True:
+        loads_s.append((await house.alone(PRESET, asked, "--model", str(beside.model), *beside.options)).load_s)
+        await asyncio.sleep(LOADS_S)
+
+
+async def _once(loads_s: list[float]) -> None:
+    while not loads_s:  # noqa: ASYNC110 a short run may be over by then
+        await asyncio.sleep(LOOK_S)
 
 
 def _box(folder: Path, kind: str, seed: int) -> Box:

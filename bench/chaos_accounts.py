@@ -13,12 +13,14 @@ from typing import Any, Final
 import psutil
 
 from bench.chaos_box import BACK_S, LOOK_S, PRESET, PROBE_S, Box
-from bench.chaos_traffic import TEXT, End, unmatched
+from bench.chaos_traffic import DYING_S, TEXT, End, unmatched
 from bench.visit import visit
 from supervisor import ledger
 from supervisor.argv import SOCKET
 from tests import fakes
 
+DIED: Final = ("engine_died", "engine_crashed")
+"""The codes of an answer that a child took along. One that waits while its preset is given up hears another."""
 KILLED_S: Final = 1.0
 """A connection that llmctl's death cut has been seen to end by then."""
 
@@ -90,13 +92,15 @@ def _outcomes(box: Box) -> None:
         when = f"{outcome.asked_s:.3f} to {outcome.ended_s:.3f}"
         if outcome.end in (End.LIE, End.GARBLED):
             findings.blame("no clean end of a cut answer", f"{what}, {when}")
-        elif outcome.end is End.CUT and not any(outcome.asked_s <= at <= outcome.ended_s + KILLED_S for at in box.kills_s):
+        elif outcome.end is End.CUT and not any(
+            outcome.asked_s - DYING_S <= at <= outcome.ended_s + KILLED_S for at in box.kills_s
+        ):
             findings.blame("no connection is lost without a word", f"{what}, {when}")
         elif outcome.end is End.MUTE:
             findings.blame("an error has its envelope", f"{what}, {when}")
         elif outcome.end is End.STUCK:
             findings.blame("every request ends", f"{what}, {when}")
-        elif outcome.end is End.TOLD and outcome.silent and outcome.code.startswith("engine_") and not outcome.request.fake:
+        elif outcome.end is End.TOLD and outcome.silent and outcome.code in DIED and not outcome.request.fake:
             ended = [life for life in box.lives if life.ended_s and outcome.asked_s <= life.ended_s <= outcome.ended_s]
             if len(ended) <= 1 and outcome.status in (200, 500, 502):
                 findings.blame("what had no answer yet outlives a child", f"{what}, {when}")

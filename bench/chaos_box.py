@@ -139,7 +139,7 @@ class Box:
 
     def log(self, said: str) -> None:
         """Into the box's own diary."""
-        with (self.folder / "diary").open("a") as file:
+        with contextlib.suppress(FileNotFoundError), (self.folder / "diary").open("a") as file:  # it was broken off
             file.write(f"{time.monotonic():.3f} {said}\n")
 
     # What lives.
@@ -173,9 +173,24 @@ class Box:
         return answer
 
     async def living(self, timeout_s: float = DEATH_S) -> Life | None:
-        """The child, once there is one that nobody has killed yet."""
-        found: Life | None = await self.until(lambda: self.child if self.child not in self.struck else None, timeout_s)
-        return found
+        """The child, once there is one that nobody has killed yet. Where the preset was given up, it is asked for anew."""
+
+        def fresh() -> Life | None:
+            return self.child if self.child not in self.struck else None
+
+        until_s = time.monotonic() + timeout_s
+        while True:
+            await self.until(lambda: fresh() or self.state == "failed", until_s - time.monotonic())
+            if self.state != "failed" or time.monotonic() > until_s:
+                return fresh()
+            await self.ask_anew()
+
+    async def ask_anew(self) -> None:
+        """Have it tried again after it was given up: too many starts in a row served nothing."""
+        self.findings.gave_up += 1
+        self.log("it was given up: asked anew")
+        await self.post("/llmctl/switch")
+        await self.until(lambda: self.state != "failed", PROBE_S)
 
     def strike(self, life: Life, number: signal.Signals) -> None:
         """Send a child a signal. These three are its end, though that may take a while: a large one dies for 0.1 s."""
@@ -349,7 +364,9 @@ class Box:
             self.log(f"{folder} has room again")
 
     def sweep(self) -> None:
-        """Give the small file systems back, and the folder where nothing was found; else what lay there is kept."""
+        """Leave nothing running, and give the small file systems back; the folder, too, where nothing was found."""
+        with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
+            self.house.llmctl("down", "--now")  # it runs still where the bench was broken off
         if self.findings.broken and self.disks:
             shutil.copytree(self.house.root, self.folder / "kept", ignore_dangling_symlinks=True, dirs_exist_ok=True)
         for folder in reversed(self.disks):

@@ -28,6 +28,8 @@ AGAIN_S: Final = 0.05
 """After a refusal, before a client's next request."""
 NEAR_S: Final = 0.25
 """What a kill of llmctl may cost the ledger: younger rows may be missing, or not closed yet."""
+DYING_S: Final = 0.1
+"""So long after its kill a process may still take connections: the kernel does that in its place."""
 LEAVES: Final = 12
 """One stream of so many is left by its client in the middle."""
 
@@ -117,7 +119,7 @@ class Outcome:
         if self.end is End.LEFT and not self.status:
             found.add("")  # it may have gone before anybody read it
         for kill_s in kills_s:
-            if self.asked_s <= kill_s <= self.ended_s + NEAR_S:
+            if self.asked_s - DYING_S <= kill_s <= self.ended_s + NEAR_S:
                 found |= {"interrupted"} | ({"ok", "error", "truncated", "refused"} if self.end is End.CUT else set())
                 if kill_s - self.asked_s <= NEAR_S:
                     found.add("")
