@@ -65,7 +65,7 @@ class Run:
 
     engine: str
     loads_s: list[float] = field(default_factory=list)
-    """From the engine's start until it is healthy and warm, without llmctl; seen now and then while the faults fell, on the same machine."""
+    """From the engine's start until it is healthy and warm, without llmctl; seen now and then while the faults fell."""
     findings: list[Findings] = field(default_factory=list)
 
     def sum(self, name: str) -> Counter[str]:
