@@ -99,7 +99,7 @@ class Arbiter:
     def want(self, *names: str) -> None:
         """The user wants these up, and nothing else for its own sake: others may give way, and needn't."""
         for ward in self.wards.values():
-            ward.wanted = ward.wanted and Owner.REQUEST
+            ward.wanted, ward.ordered = ward.wanted and Owner.REQUEST, False
             if ward.state is State.STOPPED:
                 ward.again_s = None
         for name in names:
@@ -110,12 +110,14 @@ class Arbiter:
     def unload(self, ward: Ward) -> None:
         """Stop its child once what is in work has ended, whoever wants it; the next request starts it again."""
         ward.wanted, ward.ordered, ward.returns = None, False, False
+        ward.ended_by_drain = False
         self._end(ward)
 
     def drain(self, *wards: Ward) -> None:
         """Stop these once what is in work has ended, and hold who asks for them until they are restarted; without any, all there are."""
         self._held = self._held or not wards
         for ward in wards or self.wards.values():
+            ward.ended_by_drain = ward.ended_by_drain or ward.keeper is not None
             ward.held, ward.returns = True, False
             self._end(ward)
 
@@ -125,8 +127,16 @@ class Arbiter:
         Returns those that are to come up.
         """
         self._held = self._held and bool(wards)
-        found = wards or tuple(ward for ward in self.wards.values() if ward.ordered or ward.held or ward.keeper is not None)
+        found = wards or tuple(
+            ward
+            for ward in self.wards.values()
+            if ward.ordered or ward.keeper is not None or ward.ended_by_drain or ward.line.admission.waiting
+        )
+        for ward in self.wards.values() if not wards else ():
+            ward.held = False
+            self._stir(ward)
         for ward in found:
+            ward.ended_by_drain = False
             self.renew(ward, "it is restarted")
             ward.returns = True
             ward.wanted = ward.wanted or (Owner.USER if ward.ordered else None)

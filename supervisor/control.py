@@ -40,6 +40,8 @@ class Control:
         self._address = address
         self._token = token
         self._since = int(time.time())
+        self._readers: set[asyncio.Queue[dict[str, Any] | None]] = set()
+        """Of events."""
 
     async def health(self, _: Request) -> Response:
         """200 when what ``up`` was given can answer or be started, else 503 and the states."""
@@ -113,15 +115,14 @@ class Control:
     async def events(self, request: Request) -> Response:
         """Changes of state and the progress of loads as server-sent events; the present states first."""
         self._let_in(request)
-        waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(EVENTS_KEPT)
+        waiting: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(EVENTS_KEPT)
 
         def take(said: dict[str, Any]) -> None:
-            if waiting.full():
-                waiting.get_nowait()
-            waiting.put_nowait(said)
+            _put(waiting, said)
 
         async def stream() -> AsyncIterator[bytes]:
             self._arbiter.listeners.add(take)
+            self._readers.add(waiting)
             try:
                 for ward in self._arbiter.wards.values():
                     take(ward.said())
@@ -132,14 +133,22 @@ class Control:
                     except TimeoutError:
                         yield sse.comment()
                     else:
+                        if said is None:
+                            return
                         yield sse.event(said)
             finally:
                 self._arbiter.listeners.discard(take)
+                self._readers.discard(waiting)
 
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=headers)  # else it would end with the client only
         return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
+
+    def end_events(self) -> None:
+        """Llmctl stops: who reads events has read them all, and isn't waited for."""
+        for waiting in self._readers:
+            _put(waiting, None)
 
     async def switch(self, request: Request) -> Response:
         """Have this preset up in the place of those that were ordered before: 202, and events say how it goes."""
@@ -203,6 +212,13 @@ class Control:
                 status=401,
                 code="invalid_api_key",
             )
+
+
+def _put(waiting: asyncio.Queue[dict[str, Any] | None], said: dict[str, Any] | None) -> None:
+    """The oldest is left out where there is no room."""
+    if waiting.full():
+        waiting.get_nowait()
+    waiting.put_nowait(said)
 
 
 async def _body(request: Request) -> bytes:

@@ -73,6 +73,8 @@ async def keep(ward: Ward, cards: Vram, children_changed: Callable[[], None]) ->
     """Live one child's life, start after start. Ends by cancellation, by giving up, or when it is no longer wanted as it was planned."""
     while True:
         event, useful = await _live(ward, cards, children_changed)
+        if useful:
+            ward.budget.forgive()
         ward.move(event)
         if event is Event.STEP_DOWN:
             ward.move(Event.GONE)
@@ -143,6 +145,8 @@ async def _run(ward: Ward, life: _Life, cards: Vram, children_changed: Callable[
     except OSError as exc:
         life.problem = Cause(f"it can't be reached: {exc}")
     except asyncio.CancelledError:
+        if ward.line.admission.served > life.served:
+            ward.budget.forgive()
         _stop(ward)
         raise
     finally:

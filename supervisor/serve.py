@@ -252,6 +252,7 @@ async def _serve(
                     await stops.first.wait()
                     announcing.cancel()
                 log.info("draining: requests in work: %d, at most %.0f s; a second signal cuts them", door.busy, DRAIN_S)
+                control.end_events()
                 await door.drain(DRAIN_S, stops.second)
             finally:
                 await door.shut()

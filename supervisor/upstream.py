@@ -39,6 +39,8 @@ _TOKEN: Final = 1
 """Any token id."""
 SETTLE_S: Final = 0.2
 """How long after its connections a child's end may be noticed."""
+LOOKED_AFTER_S: Final = 3.0
+"""For the keeper to find that a child takes no connections any more, and to end it."""
 CLASSIFY_S: Final = 30.0
 """Bound on the word why a child ended, once it has: its log is read, and the card's driver is asked."""
 _BUFFER: Final = memoryview(bytearray(64 * KIB))
@@ -288,6 +290,11 @@ class Upstream:
         """A connection broke: why the child ended, or None when it lives on."""
         if not self._closed:
             await self.ends()
+        if (
+            self.child.returncode is None and not self._closed and self.refuses()
+        ):  # told to stop, or its socket is gone: it is looked after
+            self.doubted.set()
+            await asyncio.wait((self.obituary,), timeout=LOOKED_AFTER_S)
         if self._closed or self.child.returncode is not None:
             await asyncio.wait((self.obituary,), timeout=CLASSIFY_S)
         return self.obituary.result() if self.obituary.done() else None

@@ -56,6 +56,8 @@ class Ward:
     """When it is tried again, while it is BACKOFF or FAILED."""
     held: bool = False
     """Drained by the user: whoever asks for it waits until it is restarted."""
+    ended_by_drain: bool = False
+    """It ran when it was drained, so a restart of all brings it back."""
     returns: bool = False
     """It ends to be started again."""
     suspects: Suspects = field(default_factory=Suspects)

@@ -97,6 +97,23 @@ def test_starts_that_serve_are_never_given_up(shelf: Shelf) -> None:
     run(test)
 
 
+def test_a_life_that_served_makes_the_budget_whole_however_it_ends(shelf: Shelf) -> None:
+    shelf.add("a").ordered = ("a",)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            a = await ready(arbiter, "a")
+            for _ in range(4):
+                a.budget.ended(time.monotonic(), 0.0, useful=False)
+            assert await ask(arbiter, "a") == "answered 200"
+            before = pid(a)
+            arbiter.renew(a, "of a test")  # and not by dying, after which it is asked how long to wait
+            await next_child(a, before)
+            assert a.budget.ended(time.monotonic(), 0.0, useful=False) == a.budget.first_delay_s / 2
+
+    run(test)
+
+
 def test_what_dies_at_every_start_is_given_up_with_its_last_lines_and_tried_once_later(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -668,6 +685,41 @@ def test_a_preset_that_changed_is_renewed_only_for_another_command_line_that_fit
             edit(slots=3)
             await next_child(a, before[0])
             assert (a.preset.slots, pid(b)) == (3, before[1])
+
+    run(test)
+
+
+def test_restart_brings_back_what_was_switched_to_and_not_what_gave_way_to_it(shelf: Shelf) -> None:
+    shelf.add("a", 6).add("b", 6).ordered = ("a",)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            await ready(arbiter, "a")
+            arbiter.want("b")
+            b = await ready(arbiter, "b")
+            before = pid(b)
+            assert arbiter.restart() == (b,)
+            await next_child(b, before)
+            assert (b.wanted, arbiter.ward("a").state) == (Owner.USER, State.STOPPED)
+
+    run(test)
+
+
+def test_restart_after_a_drain_of_all_brings_back_what_ran_then(shelf: Shelf) -> None:
+    """And not whatever somebody has asked for at some time, which would take the others' memory."""
+    shelf.add("a", 6).add("b", 6).ordered = ("a",)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            assert await ask(arbiter, "b") == "answered 200"
+            assert await ask(arbiter, "a") == "answered 200"
+            a, b = arbiter.ward("a"), arbiter.ward("b")
+            arbiter.drain()
+            await state(a, State.STOPPED)
+            assert arbiter.restart() == (a,)
+            await ready(arbiter, "a")
+            assert (b.held, shelf.starts("b")) == (False, 1)
+            assert await ask(arbiter, "b") == "answered 200"
 
     run(test)
 

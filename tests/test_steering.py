@@ -421,3 +421,14 @@ def test_the_log_of_a_detached_one_comes_back_when_its_folder_was_removed(fake_b
     os.kill(json.loads(command(box, "status", "--json").stdout)["presets"][0]["pid"], signal.SIGKILL)
     until(lambda: "tiny starting -> ready" in own.read_text())
     assert "killed from outside" in own.read_text()
+
+
+def test_a_reader_of_events_reads_to_a_clean_end_when_llmctl_stops(fake_box: Boxes) -> None:
+    """And isn't waited for: after the drain's time it would be cut."""
+    client = fake_box(tokens=2).up()
+    with client.admin as http, http.stream("GET", "/llmctl/events") as reply:
+        lines = reply.iter_lines()
+        assert next(lines).startswith("data: ")
+        client.process.send_signal(signal.SIGTERM)
+        assert all(not line or line.startswith("data: ") for line in lines)
+    assert client.process.wait(WAIT_S) == 0
