@@ -247,12 +247,13 @@ async def _start(ward: Ward, launch: Launch, upstream: Upstream) -> Cause | None
                     return None
                 if time.monotonic() - told_s >= PROGRESS_S:
                     told_s = time.monotonic()
-                    if (stalled := load.stalled(told_s)) is not None:
+                    if (stalled := load.stopped(told_s) or load.stalled(told_s)) is not None:
                         return stalled
                     ward.loaded = min(1.0, process.read_bytes() / max(1, launch.plan.header.file_bytes))
                     ward.tell()
                 await asyncio.sleep(POLL_S if time.monotonic() - began_s < PATIENT_S else PATIENT_POLL_S)
-            ward.slot_context = await upstream.warm_up(warmup.questions(launch.preset))
+            if (stopped := await _warm(ward, launch, upstream, load)) is not None:
+                return stopped
             ward.allocated = await asyncio.to_thread(_read_back, launch, process)
     except TimeoutError:
         return Cause(f"it was not ready after {duration(limit_s)}")
@@ -272,6 +273,28 @@ async def _start(ward: Ward, launch: Launch, upstream: Upstream) -> Cause | None
     ward.ready_s, ward.ended_s = time.monotonic(), -float("inf")
     ward.move(Event.WARM)
     ward.line.open(launch.preset.slots)
+    return None
+
+
+async def _warm(ward: Ward, launch: Launch, upstream: Upstream, load: watch.Load) -> Cause | None:
+    """Have it warm, and its context known. Returns why it can't be, if it is stopped meanwhile; raises as :meth:`Upstream.warm_up`."""
+    failed: Error | httpx2.HTTPError | None = None
+
+    async def warm() -> None:
+        nonlocal failed
+        try:
+            ward.slot_context = await upstream.warm_up(warmup.questions(launch.preset))
+        except (Error, httpx2.HTTPError) as exc:
+            failed = exc
+
+    async with asyncio.TaskGroup() as group:
+        warming = group.create_task(warm(), name="warm up")
+        while not (await asyncio.wait((warming,), timeout=PROGRESS_S))[0]:
+            if (stopped := load.stopped(time.monotonic())) is not None:
+                warming.cancel()
+                return stopped
+    if failed is not None:
+        raise failed
     return None
 
 

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from supervisor import causes, scene
+from supervisor import causes, progress, scene
 from supervisor.catalog import Launch
 from supervisor.causes import Cause, Kind, Scene
 from supervisor.child import Child
@@ -187,9 +187,22 @@ class Load:
         self._since_s = time.monotonic()
         self._effort_s = 0.0
         self._read_bytes = 0
+        self._stopped_s: float | None = None
 
     def __repr__(self) -> str:
         return f"<Load of {self._process!r}>"
+
+    def stopped(self, now_s: float) -> Cause | None:
+        """Why it is to be ended, if somebody outside has stopped it for :data:`progress.STOPPED_S`."""
+        if not self._process.stopped():
+            self._stopped_s = None
+            return None
+        if self._stopped_s is None:
+            self._stopped_s = now_s
+        if now_s - self._stopped_s < progress.STOPPED_S:
+            return None
+        for_s = duration(now_s - self._stopped_s)
+        return Cause(f"it was stopped from outside (SIGSTOP) for {for_s} while it loaded", kind=Kind.OUTSIDE)
 
     def stalled(self, now_s: float) -> Cause | None:
         """Why it is to be ended, if it has neither computed nor read anything for :data:`LOAD_IDLE_S`."""

@@ -455,6 +455,23 @@ def test_a_load_that_does_nothing_is_given_up_early(shelf: Shelf, monkeypatch: p
     run(test)
 
 
+@pytest.mark.parametrize("fake", [{"load_s": 1.0}, {"prefill_s": 1.0}], ids=["while it loads", "while it warms up"])
+def test_a_process_that_is_stopped_before_it_is_ready_is_ended(shelf: Shelf, quick: None, fake: dict[str, Any]) -> None:
+    shelf.add("a", fake=fake).ordered = ("a",)
+
+    async def test() -> None:
+        async with shelf.run() as arbiter:
+            a = await state(arbiter.ward("a"), State.STARTING)
+            before = pid(a)
+            await until(lambda: fakes.events(shelf.folder("a"), "request" if "prefill_s" in fake else "start"))
+            os.kill(before, signal.SIGSTOP)
+            await next_child(a, before)
+            assert a.cause is not None
+            assert (a.cause.kind, "SIGSTOP" in a.cause.text) == (Kind.OUTSIDE, True)
+
+    run(test)
+
+
 def test_an_engine_that_was_told_to_stop_is_replaced_as_soon_as_somebody_comes(shelf: Shelf) -> None:
     """A SIGTERM from outside closes its listener, and it waits for its clients for ever."""
     shelf.add("a").ordered = ("a",)
