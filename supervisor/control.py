@@ -146,7 +146,7 @@ class Control:
         return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
 
     def end_events(self) -> None:
-        """Llmctl stops: who reads events has read them all, and isn't waited for."""
+        """As llmctl stops: who reads events has read them all, and isn't waited for."""
         for waiting in self._readers:
             _put(waiting, None)
 

@@ -122,8 +122,7 @@ async def _live(ward: Ward, cards: Vram, children_changed: Callable[[], None]) -
             ward.cause = Cause(str(exc))
             return Event.EXITED_TRANSIENT, False
         except asyncio.CancelledError:
-            _stop(ward)
-            ward.move(Event.GONE)
+            _gone(ward)
             raise
         life = _Life(launch, process, before, ward.line.admission.served)
         try:
@@ -188,6 +187,12 @@ def _stop(ward: Ward) -> None:
     ward.move(Event.STOP)
 
 
+def _gone(ward: Ward) -> None:
+    """The same, where there is no process any more, or not yet."""
+    _stop(ward)
+    ward.move(Event.GONE)
+
+
 def _stopped(ward: Ward) -> Cause:
     return Cause(STOPPED, hint=f"llmctl switch {ward.name}", kind=Kind.OUTSIDE)
 
@@ -214,8 +219,7 @@ async def _conclude(ward: Ward, life: _Life, code: int) -> tuple[Event, bool]:
                 log.warning("%s gives up: %s", ward.name, gave_up)
                 return Event.STEP_DOWN, useful
     except asyncio.CancelledError:
-        _stop(ward)
-        ward.move(Event.GONE)
+        _gone(ward)
         raise
     if cause.retry is not Retry.SOON:
         return Event.EXITED_PERMANENT, useful

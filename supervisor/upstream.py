@@ -290,10 +290,8 @@ class Upstream:
         """A connection broke: why the child ended, or None when it lives on."""
         if not self._closed:
             await self.ends()
-        if (
-            self.child.returncode is None and not self._closed and self.refuses()
-        ):  # told to stop, or its socket is gone: it is looked after
-            self.doubted.set()
+        if self.child.returncode is None and not self._closed and self.refuses():
+            self.doubted.set()  # it was told to stop, or its socket is gone: its keeper looks after it
             await asyncio.wait((self.obituary,), timeout=LOOKED_AFTER_S)
         if self._closed or self.child.returncode is not None:
             await asyncio.wait((self.obituary,), timeout=CLASSIFY_S)

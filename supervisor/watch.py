@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from supervisor import causes, progress, scene
+from supervisor import causes, scene
 from supervisor.catalog import Launch
 from supervisor.causes import Cause, Kind, Scene
 from supervisor.child import Child
@@ -133,11 +133,7 @@ class _Watcher:
                 return None
             late = time.monotonic() - asked_s > self.progress.answer_s + LATE_S
             verdict = self.progress.told(self._seen(lagged=late), slots)
-        return (
-            Cause(f"it {verdict.text}", kind=Kind.OUTSIDE if verdict.outside else Kind.HANG)
-            if isinstance(verdict, Hung)
-            else None
-        )
+        return _hang(verdict)
 
     def _seen(self, *, lagged: bool) -> Look:
         process = self.upstream.child
@@ -179,6 +175,12 @@ class _Watcher:
             ward.renew(said)
 
 
+def _hang(verdict: Verdict | Hung) -> Cause | None:
+    if not isinstance(verdict, Hung):
+        return None
+    return Cause(f"it {verdict.text}", kind=Kind.OUTSIDE if verdict.outside else Kind.HANG)
+
+
 class Load:
     """Whether a child that loads does anything."""
 
@@ -187,22 +189,15 @@ class Load:
         self._since_s = time.monotonic()
         self._effort_s = 0.0
         self._read_bytes = 0
-        self._stopped_s: float | None = None
+        self._progress = Progress(cuda=False, batch_s=0.0)
 
     def __repr__(self) -> str:
         return f"<Load of {self._process!r}>"
 
     def stopped(self, now_s: float) -> Cause | None:
-        """Why it is to be ended, if somebody outside has stopped it for :data:`progress.STOPPED_S`."""
-        if not self._process.stopped():
-            self._stopped_s = None
-            return None
-        if self._stopped_s is None:
-            self._stopped_s = now_s
-        if now_s - self._stopped_s < progress.STOPPED_S:
-            return None
-        for_s = duration(now_s - self._stopped_s)
-        return Cause(f"it was stopped from outside (SIGSTOP) for {for_s} while it loaded", kind=Kind.OUTSIDE)
+        """Why it is to be ended, if somebody outside has stopped it."""
+        seen = Look(at_s=now_s, in_work=0, heard=0, effort_s=0.0, stopped=self._process.stopped())
+        return _hang(self._progress.look(seen))
 
     def stalled(self, now_s: float) -> Cause | None:
         """Why it is to be ended, if it has neither computed nor read anything for :data:`LOAD_IDLE_S`."""
