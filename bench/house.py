@@ -109,9 +109,10 @@ class House:
         sock = folder / argv.SOCKET
         sock.unlink(missing_ok=True)
         log = folder / "log"
+        chosen = preset.load(name, self.home)
         begun_s = time.monotonic()
         with log.open("wb") as out:
-            env = argv.environment(os.environ, folder)
+            env = argv.environment(os.environ, folder, chosen)
             engine = subprocess.Popen(words, cwd=folder, env=env, stdout=out, stderr=out)  # noqa: ASYNC220 nothing else is to run now
         try:
             while not await _healthy(str(sock)):
@@ -119,7 +120,7 @@ class House:
                     raise RuntimeError(f"the engine doesn't start; its log ends:\n{log.read_text()[-2000:]}")
                 await asyncio.sleep(POLL_S)
             healthy_s = time.monotonic()
-            for question in warmup.questions(preset.load(name, self.home)):
+            for question in warmup.questions(chosen):
                 await visit(str(sock), question.path, question.body)
             warm_s = time.monotonic()
             answer = await visit(str(sock), "/v1/chat/completions", body)

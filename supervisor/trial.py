@@ -173,7 +173,7 @@ def run(server: Path, model: Path, chosen: Settings, *, device: str, threads: in
             process = subprocess.Popen(
                 launcher.command(*argv.render(preset, server, model)),
                 cwd=folder,
-                env=argv.environment(os.environ, folder),
+                env=argv.environment(os.environ, folder, preset),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
