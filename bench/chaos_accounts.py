@@ -15,7 +15,7 @@ import psutil
 from bench.chaos_box import BACK_S, LOOK_S, PRESET, PROBE_S, Box
 from bench.chaos_traffic import DYING_S, TEXT, End, unmatched
 from bench.visit import visit
-from supervisor import ledger
+from supervisor import accounts
 from supervisor.argv import SOCKET
 from tests import fakes
 
@@ -107,7 +107,7 @@ def _outcomes(box: Box) -> None:
 
 
 def _ledger(box: Box) -> None:
-    rows = list(ledger.records(box.house.home.ledger, 10_000_000))
+    rows = list(accounts.records(box.house.home.ledger, 10_000_000))
     box.findings.records.update(row["status"] for row in rows)
     if still := sum(row["status"] == "open" for row in rows):
         box.findings.blame("every record is closed", f"{still} are open", still)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from supervisor import gate, reply
 from supervisor.connection import KEY
@@ -18,14 +19,19 @@ from supervisor.errors import Error, Exit
 from supervisor.proxy import Proxy
 from supervisor.routes import ROUTES
 
+TurnAway = Callable[[str, str], None]
+"""Counts a request that was refused at the door, by the code of its error and the class of its client's address."""
 
-def make(proxy: Proxy, control: Control) -> ASGIApp:
+
+def make(proxy: Proxy, control: Control, turn_away: TurnAway) -> ASGIApp:
     """Put the routes together."""
     own = {
         "/v1/models": ("GET", control.models),
         "/v1/models/{model:path}": ("GET", control.model),
         "/health": ("GET", control.health),
+        "/metrics": ("GET", control.metrics),
         "/llmctl/status": ("GET", control.status),
+        "/llmctl/top": ("GET", control.top),
         "/llmctl/events": ("GET", control.events),
         "/llmctl/openapi.json": ("GET", control.openapi),
         "/llmctl/switch": ("POST", control.switch),
@@ -37,31 +43,55 @@ def make(proxy: Proxy, control: Control) -> ASGIApp:
         *(Route(path, proxy, methods=["POST"]) for path in ROUTES),
         *(Route(path, answer, methods=[method]) for path, (method, answer) in own.items()),
     ]
-    return _Outermost(proxy, Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Error: _refused}))
+
+    async def refused(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, Error)
+        if exc.status == 401:
+            turn_away(exc.code, _where(request.scope))
+        return JSONResponse(reply.envelope(exc, request.url.path), exc.status)
+
+    async def no_route(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, HTTPException)
+        path, status = request.url.path, exc.status_code
+        message, code = (
+            (f"there is no {path}", "not_found") if status == 404 else (f"{path} doesn't take {request.method}", "method")
+        )
+        turn_away(code, _where(request.scope))
+        error = Error(message, exit=Exit.USAGE, hint="/v1/chat/completions", status=status, code=code)
+        return JSONResponse(reply.envelope(error, path), status, headers=exc.headers)
+
+    return _Outermost(proxy, Starlette(routes=routes, exception_handlers={HTTPException: no_route, Error: refused}), turn_away)
+
+
+def _where(scope: Scope) -> str:
+    return (gate.whereabouts(scope["client"][0]) if scope["client"] else None) or "unknown"
 
 
 class _Outermost:
-    """What holds for every route: the gate, ``OPTIONS``, and that a client's leaving is no error.
+    """What holds for every route: the gate, ``OPTIONS``, ``X-Request-Id``, and that a client's leaving is no error.
 
     A request for a child doesn't go through Starlette's layers, which cost it as much again as all of ours.
     """
 
-    def __init__(self, proxy: Proxy, rest: Starlette) -> None:
+    def __init__(self, proxy: Proxy, rest: Starlette, turn_away: TurnAway) -> None:
         self._proxy = proxy
         self._rest = rest
+        self._turn_away = turn_away
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             try:
                 gate.check(scope["method"], scope["headers"])
             except Error as error:
-                await reply.refuse(scope[KEY], send, error, scope["path"])
+                self._turn_away(error.code, _where(scope))
+                await reply.refuse(scope[KEY], _answering(scope, send), error, scope["path"])
                 return
-            if scope["method"] == "OPTIONS":
-                await self._options(scope, receive, send)
-                return
-            for_a_child = scope["method"] == "POST" and scope["path"] in ROUTES
-            await (self._proxy if for_a_child else self._rest)(scope, receive, send)
+            if scope["method"] == "POST" and scope["path"] in ROUTES:
+                await self._proxy(scope, receive, send)
+            elif scope["method"] == "OPTIONS":
+                await self._options(scope, receive, _answering(scope, send))
+            else:
+                await self._rest(scope, receive, _answering(scope, send))
         except asyncio.CancelledError:
             pass  # by its connection's loss, or because llmctl stops: a normal return
 
@@ -79,16 +109,15 @@ class _Outermost:
         await Response(status_code=204, headers={"allow": allow})(scope, receive, send)
 
 
-async def _no_route(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, HTTPException)
-    path, status = request.url.path, exc.status_code
-    message = f"there is no {path}" if status == 404 else f"{path} doesn't take {request.method}"
-    error = Error(
-        message, exit=Exit.USAGE, hint="/v1/chat/completions", status=status, code="not_found" if status == 404 else "method"
-    )
-    return JSONResponse(reply.envelope(error, path), status, headers=exc.headers)
+def _answering(scope: Scope, send: Send) -> Send:
+    """The same, with the ``X-Request-Id`` that the request came with; one that has a record gets its from the proxy."""
+    named = gate.request_id(scope["headers"])
+    if named is None:
+        return send
 
+    async def answer(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (reply.REQUEST_ID, named.encode())]
+        await send(message)
 
-async def _refused(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, Error)
-    return JSONResponse(reply.envelope(exc, request.url.path), exc.status)
+    return answer

@@ -6,7 +6,8 @@ Two kinds of tasks, all in :meth:`Arbiter.run`, and the children end with them:
   what it asked of others when nobody waits any more.
 - A *keeper* (:mod:`~supervisor.keeper`) lives while a child is wanted. Cancelling it is how a child is stopped.
 
-Two more go round: one unloads what nobody has asked for and gives another try to what was given up, one heeds changed files.
+Two more go round: one unloads what nobody has asked for, gives another try to what was given up, and another way to guess ahead to what
+guesses badly (``speculation``); one heeds changed files.
 
 Nothing is awaited between a state's check and its change. Whoever waits for a change waits for the pulse, and looks again.
 """
@@ -23,13 +24,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from supervisor import keeper, placement
+from supervisor import keeper, logs, placement, speculation
 from supervisor.catalog import Catalog, Launch, not_here
 from supervisor.causes import Cause
 from supervisor.errors import Error, Exit
 from supervisor.lifecycle import REARM_S, Event, Owner, State
 from supervisor.line import Line
+from supervisor.option import Speculation
 from supervisor.preset import Preset
+from supervisor.speculation import Verdict
 from supervisor.units import duration
 from supervisor.vram import Vram
 from supervisor.ward import Ward
@@ -57,7 +60,8 @@ class Arbiter:
         self._children_changed = children_changed
         self._group: asyncio.TaskGroup | None = None
         self._pulse = asyncio.Event()
-        self._cards = Vram()
+        self.cards = Vram()
+        """What children have of the cards, and what those take."""
         self._held = False
         """Everything is drained, also what nobody has asked for yet."""
         for name in catalog.ordered:
@@ -143,6 +147,12 @@ class Arbiter:
             self._release(ward)
         return found
 
+    def learn(self, preset: str, method: str, draft_tokens: int, draft_accepted: int) -> None:
+        """A request has ended for which an engine that guesses by ``method`` guessed so many tokens, of which so many were right."""
+        ward = self.wards.get(preset)
+        if ward is not None and ward.learn(method, draft_tokens, draft_accepted, time.monotonic()):
+            self._beat()
+
     def renew(self, ward: Ward, why: str) -> None:
         """Start its child anew once what it has in work has ended. It neither waits for that nor spends its budget."""
         if ward.keeper is None or ward.gives_way_to is not None:
@@ -165,6 +175,7 @@ class Arbiter:
     def _release(self, ward: Ward) -> None:
         """The user asks for it anew: what was given up, or held against it, is forgotten."""
         self.catalog.forget(ward.name)
+        ward.begin_anew()
         ward.held, ward.problem = False, None
         ward.again_s = None
         ward.budget.forgive()
@@ -173,6 +184,7 @@ class Arbiter:
         if ward.state is State.FAILED:
             ward.move(Event.STOP)
         self._stir(ward)
+        self._beat()  # one that guesses otherwise by now is to be changed back
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -201,7 +213,7 @@ class Arbiter:
         if ward.gives_way_to is not None:
             self._retire(ward)
         if ward.is_asked_for and ward.state is State.STOPPED and ward.bringer is None and self._group is not None:
-            ward.bringer = self._group.create_task(self._bring(ward), name=f"bring up {ward.name}")
+            ward.bringer = self._group.create_task(self._bring(ward), name=f"bring up {ward.name}", context=logs.about(ward.name))
             ward.bringer.add_done_callback(lambda _: self._brought(ward))
         if ward.state is not State.READY or ward.gives_way_to is not None or self._is_bringing:
             self._beat()
@@ -274,9 +286,9 @@ class Arbiter:
     async def _launch(self, ward: Ward) -> Launch:
         running = self._running(ward)
         spare = placement.spare([*running, *self._lingering(time.monotonic())])
-        ward.asked = self.catalog.presets.get(ward.name, ward.asked)
+        ward.ask(self.catalog.presets.get(ward.name, ward.asked))
         try:
-            return await asyncio.to_thread(self.catalog.launch, ward.name, spare)
+            return await asyncio.to_thread(self.catalog.launch, ward.name, spare, ward.watch.method)
         except Error as error:
             staying = tuple(each.name for each in running if not each.yields)
             if error.exit is not Exit.NO_FIT or not staying:
@@ -344,7 +356,8 @@ class Arbiter:
         ward.wanted = ward.wanted or owner
         ward.loaded = 0.0
         ward.move(Event.START)
-        ward.keeper = self._group.create_task(keeper.keep(ward, self._cards, self._tell_children), name=f"keep {ward.name}")
+        keep = keeper.keep(ward, self.cards, self._tell_children)
+        ward.keeper = self._group.create_task(keep, name=f"keep {ward.name}", context=logs.about(ward.name))
         ward.keeper.add_done_callback(lambda _: self._kept(ward))
 
     def _kept(self, ward: Ward) -> None:
@@ -366,12 +379,21 @@ class Arbiter:
         self._stir(ward)
 
     async def _tend(self) -> None:
-        """Unload what nobody has asked for as long as its ``ttl`` says, and give another try to what was given up long ago."""
+        """Unload what nobody has asked for as long as its ``ttl`` says, and give another try to what was given up long ago.
+
+        What guesses badly is given another way to.
+        """
         while True:
             now_s = time.monotonic()
             next_s = math.inf
             for ward in self.wards.values():
                 next_s = min(next_s, self._expires_s(ward, now_s), self._rearms_s(ward, now_s))
+                changes_s = ward.changes_s(now_s)
+                next_s = min(next_s, changes_s if changes_s > now_s else now_s + speculation.QUIET_S)
+            due = next((ward for ward in self.wards.values() if ward.changes_s(now_s) <= now_s), None)
+            if due is not None and not self._is_bringing:  # which may want the memory that it would leave for a moment
+                await self._guess_otherwise(due)
+                continue
             await self._changed(None if next_s == math.inf else next_s)
 
     def _expires_s(self, ward: Ward, now_s: float) -> float:
@@ -404,6 +426,42 @@ class Arbiter:
             ward.wanted = Owner.USER
         self._stir(ward)
 
+    async def _guess_otherwise(self, ward: Ward) -> None:
+        """Give it the way to guess ahead that its watch asks for: its child is renewed. It goes on as it was where that can't be planned.
+
+        What guesses badly is changed only for what costs nothing else.
+        """
+        was, watch = ward.launch, ward.watch
+        assert was is not None
+        verdict = watch.verdict(time.monotonic())
+        obstacles = []
+        for method in watch.candidates(time.monotonic()) or (watch.method,):
+            try:
+                launch = await self._in_its_place(ward, method)
+                price = speculation.price(was.plan, launch.plan) if verdict is Verdict.NEXT else ""
+                obstacle = f"it would take {price}" if price else ""
+            except (Error, OSError) as exc:
+                obstacle = _said(exc).message
+            now_s = time.monotonic()
+            if ward.launch is not was or ward.watch is not watch or ward.changes_s(now_s) > now_s or self._is_bringing:
+                return  # it isn't idle any more
+            if not obstacle:
+                self._guess(ward, was, launch, watch.take(method, now_s))
+                return
+            obstacles.append(f"{method}: {obstacle}")
+        ward.launch = dataclasses.replace(was, method=watch.method)  # as far as it can be
+        if watch.stay("; ".join(obstacles), time.monotonic()):
+            log.warning("%s goes on with speculative %s; %s", ward.name, was.preset.speculative, watch.obstacle)
+
+    def _guess(self, ward: Ward, was: Launch, launch: Launch, why: str) -> None:
+        told = f"speculative {was.preset.speculative} → {launch.preset.speculative}, {why}"
+        log.warning("%s: %s", ward.name, told)
+        self._tell(ward.said() | {"speculative": ward.guessing | {"method": launch.preset.speculative}})
+        if (launch.command, launch.environment) == (was.command, was.environment):
+            ward.launch = dataclasses.replace(was, plan=launch.plan, method=launch.method)
+        else:
+            self.renew(ward, told)
+
     # What changes on disk
 
     async def _reread(self) -> None:
@@ -432,16 +490,14 @@ class Arbiter:
 
     async def _heed(self, ward: Ward, asked: Preset) -> None:
         """Its preset has changed. Its child is renewed only if its command line is another one, and fits where the old one is."""
-        ward.asked = asked
+        ward.ask(asked)
         if ward.keeper is None or ward.launch is None or ward.gives_way_to is not None:
             if ward.state is State.FAILED:
                 self._rearm(ward)
             return
-        was, own = ward.launch, ward.running(ward)
-        others = [dataclasses.replace(each, yields=False) for each in self._running(ward)]
-        spare = placement.spare([*others, *([dataclasses.replace(own, yields=True)] if own is not None else [])])
+        was = ward.launch
         try:
-            launch = await asyncio.to_thread(self.catalog.launch, ward.name, spare)
+            launch = await self._in_its_place(ward, ward.watch.method)
         except (Error, OSError) as exc:
             log.warning("%s goes on as it was: %s", ward.name, _said(exc).message)
             return
@@ -450,9 +506,16 @@ class Arbiter:
         if (launch.command, launch.environment) != (was.command, was.environment):
             self.renew(ward, "its preset has changed")
             return
-        ward.launch = dataclasses.replace(was, plan=launch.plan)
+        ward.launch = dataclasses.replace(was, plan=launch.plan, method=launch.method)
         ward.line.bound(limit=asked.queue, max_wait_s=asked.max_wait)
         self._beat()
+
+    async def _in_its_place(self, ward: Ward, method: Speculation) -> Launch:
+        """What would be started now in the place of its child, where that is. Raises as the catalog's ``launch``."""
+        own = ward.running(ward)
+        others = [dataclasses.replace(each, yields=False) for each in self._running(ward)]
+        spare = placement.spare([*others, *([dataclasses.replace(own, yields=True)] if own is not None else [])])
+        return await asyncio.to_thread(self.catalog.launch, ward.name, spare, method)
 
     # Who is told
 

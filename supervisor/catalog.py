@@ -27,11 +27,13 @@ from supervisor.allocation import Allocation
 from supervisor.budget import CPU
 from supervisor.causes import Kind
 from supervisor.errors import Error, Exit
+from supervisor.option import OFF, Speculation
 from supervisor.order import Order
 from supervisor.paths import Home
 from supervisor.placement import HOST, Pools
 from supervisor.plan import Plan, Step
 from supervisor.preset import Preset
+from supervisor.record import Run
 from supervisor.rundir import RunDir
 from supervisor.units import MIB
 
@@ -64,6 +66,10 @@ class Launch:
     """Called on a thread after a child of it ended for that: the next launch gives something up. Says what; None when nothing is left."""
     identities: Mapping[Path, str] = field(default_factory=dict)
     """The files it is made of, and what they were then."""
+    run: Run | None = None
+    """What a record says of it."""
+    method: Speculation = OFF
+    """How it was to guess ahead; what was given up may have turned it off."""
 
     @property
     def preset(self) -> Preset:
@@ -166,11 +172,14 @@ class Catalog:
             store.have(self._home, model) for model in (chosen.model, chosen.draft_model) if model is not None
         )
 
-    def launch(self, name: str, spare: Pools) -> Launch:
-        """Plan a preset for what is free now and ``spare``. Raises :class:`Error`: it doesn't fit, its model isn't here, its engine."""
+    def launch(self, name: str, spare: Pools, method: Speculation | None = None) -> Launch:
+        """Plan a preset for what is free now and ``spare``, with this one of its ways to guess ahead.
+
+        Raises :class:`Error`: it doesn't fit, its model isn't here, its engine.
+        """
         order = self._planned.pop(name, None)
-        if order is None:
-            order = dataclasses.replace(self._orders.get(name) or Order(name, home=self._home), spare=spare)
+        if order is None or method not in (None, order.preset.speculative):
+            order = dataclasses.replace(self._orders.get(name) or Order(name, home=self._home), spare=spare, method=method)
             order = dataclasses.replace(order, steps=order.conceded() or self._unkept.get(name, ()))
         if missing := [model.file for model in order.files if not store.have(self._home, model)]:
             raise not_here(name, missing[0])
@@ -187,6 +196,8 @@ class Catalog:
             remember=order.remember,
             step_down=functools.partial(self._step_down, order),
             identities={each: kept.identity(each) for each in files},
+            run=_run(order),
+            method=order.preset.speculative,
         )
 
     def forget(self, name: str) -> None:
@@ -215,6 +226,18 @@ class Catalog:
         found = {HOST: machine.available_bytes}
         found |= {f"CUDA{card.index}": card.free_bytes for card in machine.cards}
         return found
+
+
+def _run(order: Order) -> Run:
+    chosen = order.plan.preset
+    return Run(
+        model=chosen.model.file,
+        model_sha256=chosen.model.sha256 or None,
+        engine=f"{order.engine.title}, {order.engine.key}",
+        context=chosen.slot_context,
+        slots=chosen.slots,
+        speculative=chosen.speculative,
+    )
 
 
 def _versions(folder: Path) -> list[tuple[str, int]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from time import time
 from typing import Any, Final, Protocol
@@ -23,6 +23,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from supervisor.gate import whereabouts
 from supervisor.units import KIB
 
 KEY: Final = "llmctl.connection"
@@ -50,9 +51,17 @@ class Connection(HttpToolsProtocol):
     """A client's connection. The proxy gets it from the scope under :data:`KEY`."""
 
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        turn_away: Callable[[str, str], None] = lambda code, client: None,
     ) -> None:
+        """``turn_away`` counts a request that can't even be read, by a code and where its client is."""
         super().__init__(config, server_state, app_state, _loop)
+        self._turn_away = turn_away
         self.source: Source | None = None
         """What feeds the reply; paused while the client's buffer is full."""
         self.gone = False
@@ -173,7 +182,7 @@ class Connection(HttpToolsProtocol):
             # Java's HttpClient offers h2c with every request. We don't take it, so what follows is this request's body, as if not asked.
             self._take_plain(data[exc.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(400, "this is not HTTP/1.1")
+            self._refuse(400, "this is not HTTP/1.1", "bad_http")
             return
         if self.transport.is_closing():
             return
@@ -276,7 +285,7 @@ class Connection(HttpToolsProtocol):
             self._refuse_head()
 
     def _refuse_head(self) -> None:
-        self._refuse(431, f"a request's head may have {HEAD_LIMIT} bytes")
+        self._refuse(431, f"a request's head may have {HEAD_LIMIT} bytes", "head_too_large")
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S, self._refuse, 408, f"a request's head must be here within {HEAD_S:.0f} s")
@@ -286,10 +295,12 @@ class Connection(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, code: str = "") -> None:
         self._head_timer = None
         if self.transport.is_closing():
             return
+        if code:  # a connection on which nothing came was no request
+            self._turn_away(code, (self.client and whereabouts(self.client[0])) or "unknown")
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": status, "source": "llmctl"}
         body = json.dumps({"error": error}).encode()
         length = str(len(body)).encode()

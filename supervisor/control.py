@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import math
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from supervisor import __version__, openapi, routing, sse
+from supervisor import __version__, live, openapi, routing, sse
 from supervisor.arbiter import Arbiter
 from supervisor.errors import Error, Exit
 from supervisor.ledger import Ledger
 from supervisor.lifecycle import State
+from supervisor.metrics import Live, Metrics
 from supervisor.preset import Preset
-from supervisor.units import KIB, MIB
-from supervisor.ward import Ward
+from supervisor.proxy import Proxy
+from supervisor.units import KIB
 
 EVENTS_KEPT: Final = 256
 """For a reader of events that doesn't keep up; then the oldest are left out."""
@@ -33,9 +33,21 @@ BODY_LIMIT: Final = 4 * KIB
 class Control:
     """The routes' functions. ``token`` is the run folder's, so that only its owner uses ``/llmctl/…``."""
 
-    def __init__(self, arbiter: Arbiter, ledger: Ledger, *, engine: str, address: str, token: str) -> None:
+    def __init__(
+        self,
+        arbiter: Arbiter,
+        ledger: Ledger,
+        proxy: Proxy,
+        metrics: Metrics,
+        *,
+        engine: str,
+        address: str,
+        token: str,
+    ) -> None:
         self._arbiter = arbiter
         self._ledger = ledger
+        self._proxy = proxy
+        self._metrics = metrics
         self._engine = engine
         self._address = address
         self._token = token
@@ -103,9 +115,40 @@ class Control:
                 "version": __version__,
                 "engine": self._engine,
                 "records_lost": self._ledger.lost,
-                "presets": [describe(ward) for ward in self._arbiter.wards.values()],
+                "presets": [live.describe(ward) for ward in self._arbiter.wards.values()],
             }
         )
+
+    async def top(self, request: Request) -> Response:
+        """What ``llmctl top`` draws: the same, what is in work, and counters that move while answers are made."""
+        self._let_in(request)
+        scrape = self._metrics.scrape(self._live())
+        tokens = scrape.tokens()
+        now_s = time.monotonic()
+        return JSONResponse(
+            {
+                "at_s": now_s,
+                "address": self._address,
+                "pid": os.getpid(),
+                "version": __version__,
+                "engine": self._engine,
+                "presets": [live.describe(ward) | {"tokens": tokens[ward.name]} for ward in self._arbiter.wards.values()],
+                "in_work": live.in_work(self._proxy.in_work.values(), now_s),
+                "power_w": self._proxy.power.watts,
+                "cpu_s": time.process_time(),
+                "records_lost": self._ledger.lost,
+            }
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        scrape = self._metrics.scrape(self._live())  # nothing is awaited between the moment and its counters
+        body, kind = await asyncio.to_thread(scrape.render, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind})
+
+    def _live(self) -> Live:
+        answers = self._proxy.in_work.values()
+        return live.for_metrics(self._arbiter.wards, answers, power_w=self._proxy.power.watts, lost=self._ledger.lost)
 
     async def openapi(self, request: Request) -> Response:
         """The description of these routes."""
@@ -244,49 +287,3 @@ def _preset_in(body: bytes) -> str:
             code="invalid_request_error",
         )
     return found
-
-
-def describe(ward: Ward) -> dict[str, Any]:
-    """One preset as ``status --json`` shows it; scripts rely on these names."""
-    admission = ward.line.admission
-    return {
-        "name": ward.name,
-        "state": ward.state.value,
-        "pid": ward.child.pid if ward.child else None,
-        "slots": {"busy": admission.busy, "total": admission.places},
-        "waiting": admission.waiting,
-        "restarts": ward.restarts,
-        "cause": ward.why,
-        "log": list(ward.cause.lines) if ward.cause is not None else [],
-        "try": ward.hint,
-        "died_s_ago": None if ward.died_s == -math.inf else round(time.monotonic() - ward.died_s, 1),
-        "try_again_s": None if ward.again_s is None else round(max(0.0, ward.again_s - time.monotonic()), 1),
-        "held": ward.held,
-        "wanted_by": ward.wanted.value if ward.wanted else None,
-        "stopped_by": ward.unwanted.value if ward.unwanted else None,
-        "used_mib": {"host": _whole_mib(ward.own_bytes), "card": _whole_mib(ward.card_bytes)},
-        "loaded": ward.loaded if ward.state is State.STARTING else None,
-        "pinned": ward.preset.pin,
-        "memory": _memory(ward),
-    }
-
-
-def _memory(ward: Ward) -> dict[str, Any] | None:
-    """MiB a term: what the plan said, and what the engine said at its last start, None for what its log doesn't name."""
-    if ward.launch is None:
-        return None
-    plan, seen = ward.launch.plan, ward.allocated
-    return {
-        "device": plan.budget.device,
-        "planned_mib": {"device": _mib(plan.predicted.device), "host": _mib(plan.predicted.host)},
-        "allocated_mib": {"device": _mib(seen.device), "host": _mib(seen.host)} if seen else None,
-        "given_up": list(plan.given_up),
-    }
-
-
-def _whole_mib(count: int | None) -> int | None:
-    return None if count is None else round(count / MIB)
-
-
-def _mib(terms: Mapping[str, int]) -> dict[str, float]:
-    return {term: round(count / MIB, 2) for term, count in terms.items()}

@@ -7,6 +7,9 @@ a name rebound to 127.0.0.1 shows in ``Host``.
 
 from __future__ import annotations
 
+import functools
+import ipaddress
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -35,6 +38,29 @@ def check(method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
         raise _refusal(
             415, "unsupported_media_type", f"the body must be application/json, not {said}", "Content-Type: application/json"
         )
+
+
+_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+"""Visible ASCII: it goes back into a header, and into a record."""
+
+
+def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The ``X-Request-Id`` that a request came with; None for one that can't be used."""
+    for name, value in headers:
+        if name == b"x-request-id":
+            return value.decode() if _REQUEST_ID.fullmatch(value) else None
+    return None
+
+
+@functools.lru_cache(64)
+def whereabouts(address: str) -> str | None:
+    """Where a client is, by its address: ``loopback``, ``private`` (the home's network) or ``public``. More of it is not kept."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+    found = getattr(found, "ipv4_mapped", None) or found
+    return "loopback" if found.is_loopback else "private" if found.is_private else "public"
 
 
 def hostname(host: str) -> str:

@@ -113,7 +113,7 @@ async def _live(ward: Ward, cards: Vram, children_changed: Callable[[], None]) -
     """One process from its start to its end: the event that it is, and whether it was of use. Leaves nothing of it."""
     launch = ward.launch
     assert launch is not None
-    with cards.in_use() if launch.plan.budget.cuda else contextlib.nullcontext():
+    with cards.in_use(launch.preset.device) if launch.plan.budget.cuda else contextlib.nullcontext():
         try:
             await _released(ward, cards)
             before = scene.begin(launch.plan.budget.cuda)

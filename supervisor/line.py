@@ -7,6 +7,7 @@ client that takes no byte of its answer for :data:`STALL_S` while others wait fo
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
@@ -46,6 +47,8 @@ class Line:
         self._name = name
         self._stir = stir
         self._loop = asyncio.get_running_loop()
+        self._closed_since_s: float | None = time.monotonic()
+        self._closed_s = 0.0
         self._grants: dict[Ticket, asyncio.Future[None]] = {}
         self._guests: dict[Ticket, Guest] = {}
 
@@ -56,6 +59,11 @@ class Line:
     def idle(self) -> bool:
         """Nobody is in work or waits."""
         return not (self.admission.inside or self.admission.waiting)
+
+    def closed_s(self) -> float:
+        """For how long it was closed since it was made, all together: the difference of two looks is what a wait owes to the engine."""
+        since_s = self._closed_since_s
+        return self._closed_s + (0.0 if since_s is None else time.monotonic() - since_s)
 
     async def enter(self, ticket: Ticket, guest: Guest) -> None:
         """Wait for a place. Whoever calls it calls :meth:`leave`, whatever comes of it.
@@ -102,6 +110,7 @@ class Line:
     def open(self, places: int) -> None:
         """The child can answer: let in as many as it has slots."""
         self.admission.places, self.admission.limit, self.admission.opened = places, self._limit, True
+        self._closed_s, self._closed_since_s = self.closed_s(), None
         self._grant(self.admission.admit(self._loop.time()))
 
     def bound(self, *, limit: int, max_wait_s: float) -> None:
@@ -113,6 +122,8 @@ class Line:
         """The child takes no more: who comes now waits. So many more than the limit may as have a place as soon as it opens."""
         self.admission.limit = self._limit + self.admission.places
         self.admission.opened = False
+        if self._closed_since_s is None:
+            self._closed_since_s = time.monotonic()
 
     def refuse(self, problem: Error) -> None:
         """Turn away all who wait; the line is closed. From now on they don't count as waiting."""

@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from supervisor import pace
 from supervisor.routes import Api
 
+NOTED: Final = 1 << 10
+"""Of most answers all times are noted, and put into bins when nobody waits for it. They take 8 KiB."""
+_MASK: Final = NOTED - 1
 _INDEX: Final = re.compile(rb'"index":\s*(\d+)')
 _TIMINGS: Final = b'"timings"'  # inside a JSON string its quotes would be escaped: text can't be mistaken for it
 _FINISH: Final = b'"finish_reason":"'
@@ -40,8 +46,19 @@ class Reading:
     finish_reason: str | None = None
     counted: bool = False
     """``completion_tokens`` is the number of events that passed, because the reply has no final timings."""
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+    gaps: Mapping[int, int] = field(default_factory=dict, compare=False)
+    """Between arrivals of text, in the bins of ``pace``."""
+    first_s: float | None = field(default=None, compare=False)
+    """When the first text came, by the clock that the meter was fed with."""
     sent_bytes: int = field(default=0, compare=False)
     """Of the engine's body."""
+
+    def itl_ms(self, share: float) -> float | None:
+        """The gap between arrivals that this share of them doesn't exceed."""
+        found = pace.percentile_s(self.gaps, share)
+        return None if found is None else found * 1e3
 
 
 _ROLE: Final = b'"delta":{"role":'  # a chat's first event says who speaks, and no token yet
@@ -58,31 +75,67 @@ _PLAIN_END: Final = b'"object":"chat.completion.chunk"}\n\n'
 
 
 class Meter:
-    """Reads one streamed reply. Feed it the body's bytes as they come, cut anywhere."""
+    """Reads one streamed reply. Feed it the body's bytes as they come, cut anywhere, and the time."""
 
-    __slots__ = ("_choice", "_finals", "_piece", "_rest", "events", "failed", "sent_bytes")
+    __slots__ = (
+        "_choice",
+        "_finals",
+        "_first_s",
+        "_gaps",
+        "_note",
+        "_piece",
+        "_rest",
+        "_several",
+        "_times_s",
+        "events",
+        "failed",
+        "sent_bytes",
+    )
 
-    def __init__(self, api: Api = Api.CHAT) -> None:
+    def __init__(self, api: Api = Api.CHAT, *, sequences: int = 1) -> None:
+        """``sequences`` are decoded for the request."""
         self.events = 0
         """Of text; about as many tokens."""
         self.sent_bytes = 0
         self.failed = False
         """The engine ended the stream with an error event."""
+        self._times_s = array("d")
+        """When text came, as far as it isn't in the bins yet; the first is the last one that is."""
+        self._note = self._times_s.append
+        self._first_s: float | None = None
+        self._gaps: Counter[int] = Counter()
         self._piece = _PIECE.get(api)
         self._rest = b""
         self._choice = b""
         self._finals: dict[bytes, bytes] = {}
+        self._several: dict[bytes, int] | None = {} if sequences > 1 else None
+        """Events a sequence, where there are several."""
 
     @property
     def mid_event(self) -> bool:
         """Whether the last bytes were a part of an event."""
         return bool(self._rest)
 
-    def feed(self, data: bytes) -> None:
+    @property
+    def first_s(self) -> float | None:
+        """When the first text came."""
+        return self._times_s[0] if self._first_s is None and self._times_s else self._first_s
+
+    @property
+    def gaps(self) -> Mapping[int, int]:
+        """Between arrivals of text; bins of ``pace``."""
+        self._fold()
+        return self._gaps
+
+    def feed(self, data: bytes, now_s: float) -> None:
         """Take the next bytes of the body."""
-        self.sent_bytes += len(data)
-        if not self._rest and data.startswith(_PLAIN_START) and data.endswith(_PLAIN_END) and data.count(b"\n") == 2:
-            self.events += 1
+        size = len(data)
+        self.sent_bytes += size
+        if not self._rest and data.startswith(_PLAIN_START) and data.endswith(_PLAIN_END) and data.find(b"\n") == size - 2:
+            self.events = events = self.events + 1
+            self._note(now_s)
+            if not events & _MASK:
+                self._fold()
             return
         if self._rest:
             data = self._rest + data
@@ -91,14 +144,41 @@ class Meter:
             cut = data.rfind(b"\n\n") + 2
             self._rest = data[cut:] if cut >= 2 else data
             data = data[:cut] if cut >= 2 else b""
-        if self._piece is None:
-            self.events += data.count(_EVENT) + data.startswith(_EVENT[1:]) - data.count(_ROLE)
+        if self._several is not None:
+            events = self._count(data)
+        elif self._piece is None:
+            events = data.count(_EVENT) + data.startswith(_EVENT[1:]) - data.count(_ROLE)
         else:
-            self.events += data.count(self._piece) - data.count(_NO_PIECE)
+            events = data.count(self._piece) - data.count(_NO_PIECE)
         if _TIMINGS in data or _FINISH in data or _USAGE in data:
             self._keep(data)
         if _ERROR in data or _ANTHROPIC_ERROR in data:
             self.failed = True
+        if events:
+            self.events += events
+            self._note(now_s)
+            if len(self._times_s) >= NOTED:
+                self._fold()
+
+    def _fold(self) -> None:
+        """Put the gaps between the times that are noted into the bins."""
+        times_s = self._times_s
+        if not times_s:
+            return
+        self._first_s = self.first_s
+        if self._several is None:
+            self._gaps.update(pace.bins(times_s))
+        del times_s[:-1]
+
+    def _count(self, data: bytes) -> int:
+        """Count the events of each sequence."""
+        assert self._several is not None
+        found = 0
+        for event in data.split(b"\n\n"):
+            if (index := _INDEX.search(event)) and _ROLE not in event:
+                self._several[index[1]] = self._several.get(index[1], 0) + 1
+                found += 1
+        return found
 
     def _keep(self, data: bytes) -> None:
         """Keep the last telling event of each choice; with ``timings_per_token`` every event is one. Anthropic's has two, head and end.
@@ -115,7 +195,12 @@ class Meter:
     def read(self) -> Reading:
         """The figures so far."""
         bodies = [body for text in self._finals.values() if (body := json_object(text)) is not None]
-        return reading(bodies, counted=self.events, sent_bytes=self.sent_bytes)
+        unended = None
+        if self._several is not None and any(key.startswith(b"t") for key in self._finals):
+            unended = sum(count for index, count in self._several.items() if b"t" + index not in self._finals)
+        return reading(
+            bodies, counted=self.events, unended=unended, gaps=self.gaps, first_s=self.first_s, sent_bytes=self.sent_bytes
+        )
 
 
 def json_object(text: bytes) -> dict[str, Any] | None:
@@ -137,8 +222,17 @@ def whole(text: bytes) -> Reading:
     return reading(bodies, sent_bytes=len(text))
 
 
-def reading(bodies: list[dict[str, Any]], *, counted: int | None = None, sent_bytes: int = 0) -> Reading:
-    """The figures of a reply whose telling events, or whole bodies, are ``bodies``; ``counted`` events serve where they say nothing."""
+def reading(
+    bodies: list[dict[str, Any]],
+    *,
+    counted: int | None = None,
+    unended: int | None = None,
+    **passed: Any,  # noqa: ANN401
+) -> Reading:
+    """The figures of a reply whose telling events, or whole bodies, are ``bodies``; ``passed`` are fields of the Reading.
+
+    ``counted`` events serve where they say nothing, ``unended`` are those of sequences that were cut while others had ended.
+    """
     timings = [body["timings"] for body in bodies if isinstance(body.get("timings"), dict)]
     reason = next((str(found) for body in reversed(bodies) for found in _reasons(body) if found), None)
     if timings:
@@ -147,16 +241,19 @@ def reading(bodies: list[dict[str, Any]], *, counted: int | None = None, sent_by
         cached = _total(timings, "cache_n")
         drafted = any("draft_n" in each for each in timings)
         return Reading(
-            prompt_tokens=int(cached + computed),
-            cached_tokens=int(cached),
-            completion_tokens=int(predicted),
+            prompt_tokens=None if unended else int(cached + computed),
+            cached_tokens=None if unended else int(cached),
+            completion_tokens=int(predicted) + (unended or 0),
             prefill_tps=computed / prompt_ms * 1e3 if prompt_ms else None,
             # The first token comes out of the prefill: n - 1 steps in predicted_ms (llama.cpp counts likewise).
             decode_tps=(predicted - len(timings)) / predicted_ms * 1e3 if predicted_ms and predicted > len(timings) else None,
             draft_tokens=int(_total(timings, "draft_n")) if drafted else None,
             draft_accepted=int(_total(timings, "draft_n_accepted")) if drafted else None,
-            finish_reason=reason,
-            sent_bytes=sent_bytes,
+            finish_reason=None if unended else reason,
+            counted=bool(unended),
+            prefill_ms=prompt_ms,
+            decode_ms=predicted_ms,
+            **passed,
         )
     usage = _Usage.of(bodies)
     return Reading(
@@ -165,7 +262,7 @@ def reading(bodies: list[dict[str, Any]], *, counted: int | None = None, sent_by
         completion_tokens=usage.completion if usage.completion is not None or usage.whole else counted,
         finish_reason=reason,
         counted=counted is not None and usage.completion is None and not usage.whole,
-        sent_bytes=sent_bytes,
+        **passed,
     )
 
 

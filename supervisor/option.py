@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, cast, get_args
 
-from supervisor.value import Choice, Duration, Integer, Kind, List, Names, Number, Switch, Text, Value
+from supervisor.value import Choice, Choices, Duration, Integer, Kind, List, Names, Number, Switch, Text, Value
 
 AUTO: Final = "auto"
 CHAIN: Final = "chain"
@@ -68,6 +68,7 @@ class Only:
 
 _CHAT: Final = Only("kind", ("chat",))
 _DRAFTING: Final = Only("speculative", ("mtp", "draft"))
+_GUESSING: Final = Only("speculative", ("mtp", "ngram", "draft"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,12 @@ class Options:
             "draft": ("--spec-type", "draft-simple"),
         },
     )
+    speculative_next: tuple[Speculation, ...] = _option(
+        (),
+        Choices("[ngram]", get_args(Speculation)),
+        "what is tried in its place, one after the other, while most guesses are wrong; after the last comes off",
+        only=_GUESSING,
+    )
     draft_length: int = _option(
         2, Integer(1, 16), "most tokens guessed at once", flag="--spec-draft-n-max", unit="tokens", only=_DRAFTING
     )
@@ -323,6 +330,14 @@ def options() -> Mapping[str, Option]:
 
 def _declared(each: dataclasses.Field[Any]) -> Option:
     return Option(each.name, default=cast(Value, each.default), **each.metadata)
+
+
+def methods(chosen: Options) -> tuple[Speculation, ...]:
+    """The ways to guess ahead that it may come to, in their order, each once; the last is off."""
+    if chosen.speculative == OFF:
+        return (OFF,)
+    listed = (chosen.speculative, *chosen.speculative_next)
+    return (*dict.fromkeys(each for each in listed if each != OFF), OFF)
 
 
 def applies(option: Option, chosen: Options) -> bool:

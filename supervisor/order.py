@@ -19,6 +19,7 @@ from supervisor.errors import Error, Exit
 from supervisor.gguf import Header
 from supervisor.hardware import Card
 from supervisor.model import Model
+from supervisor.option import Speculation
 from supervisor.paths import Home
 from supervisor.placement import HOST
 from supervisor.plan import Allocated, Plan, Step
@@ -48,13 +49,16 @@ class Order:
     """Whether a header may be read from the hub."""
     steps: tuple[Step, ...] = ()
     """What is given up before anything else: it ran out of memory with it."""
+    method: Speculation | None = None
+    """Another one of the preset's ways to guess ahead (:func:`~supervisor.option.methods`) than its first; a plan's concern alone."""
     home: Home = field(default_factory=paths.home)
 
     @functools.cached_property
     def preset(self) -> Preset:
         """The preset as asked for."""
         found = preset.load(self.name, self.home, context=self.context, mode=self.mode, overrides=self.overrides)
-        return found.with_file(self.model.absolute()) if self.model else found
+        found = found.with_file(self.model.absolute()) if self.model else found
+        return found.drafting(self.method) if self.method else found
 
     @functools.cached_property
     def engine(self) -> Engine:

@@ -18,7 +18,7 @@ class Home:
     """The folders of one installation. Two llmctl processes with the same ``run`` are the same instance."""
 
     config: Path
-    """The user's own: presets that win over shipped ones."""
+    """The user's own: settings, and presets that win over shipped ones."""
     data: Path
     """What is worth keeping: engines, models, the ledger."""
     cache: Path
@@ -32,6 +32,11 @@ class Home:
     def presets(self) -> Path:
         """The user's preset files."""
         return self.config / "presets"
+
+    @property
+    def config_file(self) -> Path:
+        """The user's settings (``config``); may not be there."""
+        return self.config / "config.yaml"
 
     @property
     def engines(self) -> Path:

@@ -28,7 +28,7 @@ from supervisor.errors import Error, Exit
 from supervisor.estimate import Estimate, Settings
 from supervisor.gguf import Header
 from supervisor.model import Model
-from supervisor.option import options
+from supervisor.option import OFF, options
 from supervisor.preset import Preset
 from supervisor.profile import FEWER_LAYERS, RUNG_FIXED, Rung
 from supervisor.units import MIB, size
@@ -246,6 +246,8 @@ def lessening(asked: Preset, changes: Mapping[str, Value | Model | None]) -> dic
 
     def more(name: str, value: object) -> bool:
         now = getattr(asked, name)
+        if name == "speculative" and now == OFF:
+            return True
         return name in _LESS_IS_LESS and isinstance(value, int) and isinstance(now, int) and value > now
 
     return {

@@ -23,7 +23,7 @@ from typing import Any, Final
 from supervisor import paths, profile
 from supervisor.errors import Error, Exit
 from supervisor.model import Model
-from supervisor.option import CONTEXT_STEP, OFF, UNLIMITED, Options, options
+from supervisor.option import CONTEXT_STEP, OFF, UNLIMITED, Options, Speculation, methods, options
 from supervisor.profile import Ladder, Layer, Profile, Rung, Set, Setting, worded
 from supervisor.rules import Conflict, conflicts, idle
 from supervisor.value import Duration, Switch, Value, nearest
@@ -119,7 +119,7 @@ class Preset(Options):
                 values[key] = value
                 continue
             option = options()[key]
-            assert isinstance(value, Value)
+            assert isinstance(value, bool | int | float | str | tuple)
             try:
                 values[key] = option.kind.read(value if isinstance(value, str) else option.kind.write(value))
             except ValueError as exc:
@@ -144,6 +144,15 @@ class Preset(Options):
             kept = rung if isinstance(rung, str) else Rung(_without(rung.changes, "model"), rung.line)
             rungs += [kept] if isinstance(kept, str) or kept.changes else []
         return dataclasses.replace(self.change({"model": Model(path.name, path=str(path))}, "--model"), fallback=tuple(rungs))
+
+    def drafting(self, method: Speculation) -> Preset:
+        """The preset further down its list of ways to draft (:func:`~supervisor.option.methods`), at one of them; as it is at any other."""
+        ways = methods(self)
+        if method == self.speculative or method not in ways:
+            return self
+        rest = ways[ways.index(method) + 1 :]
+        draft = {} if "draft" in (method, *rest) else {"draft_model": None}
+        return self.change({"speculative": method, "speculative_next": rest, **draft}, "speculation")
 
     def conflicts(self) -> Iterator[Conflict]:
         """Settings that don't go together; none in a preset that was made by this module."""

@@ -41,7 +41,17 @@ NAME: Final = "[A-Za-z][A-Za-z0-9_-]{0,31}"
 """Shape of an overlay's name: ``--context`` takes a number, too."""
 # What the front door does with requests: nothing of it is memory.
 _TRAFFIC: Final = ("aliases", "default", "ttl", "pin", "hold", "queue", "max_wait", "wait_comments", "truncate")
-RUNG_FIXED: Final = ("about", "machine", "kind", "device", "warm_prompt", *_TRAFFIC, "extra_args", "draft_model")
+RUNG_FIXED: Final = (
+    "about",
+    "machine",
+    "kind",
+    "device",
+    "warm_prompt",
+    *_TRAFFIC,
+    "extra_args",
+    "draft_model",
+    "speculative_next",
+)
 """What a rung can't give up: it would be another preset, or take as much memory."""
 
 

@@ -11,18 +11,24 @@ begun is told so. Who was in flight when a child died of itself is a suspect and
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from supervisor import length, reply, routing
+from supervisor import length, likeness, logs, reply, routing
 from supervisor.admission import Ticket
 from supervisor.arbiter import Arbiter
 from supervisor.ask import Ask
 from supervisor.connection import KEY, Connection
 from supervisor.errors import Error, Exit
-from supervisor.ledger import Ledger, Row
+from supervisor.gate import request_id, whereabouts
+from supervisor.ledger import Ledger, Measured, Row
+from supervisor.likeness import Trails
+from supervisor.meter import Reading
+from supervisor.power import Power
 from supervisor.reply import Reply
 from supervisor.routes import ROUTES, Route
 from supervisor.suspects import Standing, fingerprint
@@ -63,40 +69,80 @@ class _Guest(NamedTuple):
 class Proxy:
     """The routes that go to a child, as an ASGI application."""
 
-    def __init__(self, arbiter: Arbiter, ledger: Ledger) -> None:
+    def __init__(self, arbiter: Arbiter, ledger: Ledger, spent: Callable[[float, float], None]) -> None:
+        """``spent`` is told the joules that cards took for requests, and idle."""
+        self.in_work: dict[str, Reply] = {}
+        """Requests for a preset that have no end yet, by their ids."""
+        self.power = Power(arbiter.cards, self._credit, self._made)
         self._arbiter = arbiter
         self._ledger = ledger
+        self._spent = spent
+        self._trails: dict[str, Trails] = {}
+        """Of each preset's prompts; the ledger's thread has them."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. An :class:`Error` becomes its envelope; none is raised once a reply has begun."""
         client: Connection = scope[KEY]
         route = ROUTES[scope["path"]]
-        row: Row | None = None
+        where = whereabouts(client.client[0]) if client.client else None
+        row = self._ledger.open(route.path, client=where, client_id=request_id(scope["headers"]))
+        logs.request.set(row.id)
+        answer: Reply | None = None
+        body = b""
         try:
-            body = client.whole_body()
-            if body is None:
-                body = await read_body(scope, receive)
+            whole = client.whole_body()
+            if whole is None:
+                whole = await read_body(scope, receive)
+                row.opened_s = time.monotonic()  # what it takes to send a body is the client's time
+            body = whole
             ask = Ask.parse(body, route)
             ward = self._up(ask, route) or await self._ward(ask, route)
-            ticket = Ticket(ask.cost if route.decodes else 0, *_rank(scope, client, ask))
-            row = self._ledger.open(ward.name, route.path, stream=ask.streams)
-            answer = reply.choose(route, ask, body)(client, send, row, route)
+            row.preset, row.stream = ward.name, ask.streams
+            party, row.batch = _rank(scope, client, ask)
+            ticket = Ticket(ask.cost if route.decodes else 0, party, row.batch)
+            answer = reply.choose(route, ask, body)(client, send, row, route, sequences=ask.cost)
             answer.model = ward.name
+            self.in_work[row.id] = answer
             await self._answer(client, answer, ask, body, ward, ticket)
         except Error as error:
-            if row is None:
-                self._note(route, "refused")
-            await reply.refuse(client, send, error, route.path)
+            if answer is None:
+                row.status, row.error = "refused", error.code
+            row.http_status = error.status
+            await reply.refuse(client, send, error, route.path, reply.request_id(row))
         except asyncio.CancelledError:
-            if row is None:
-                self._note(route, "interrupted" if client.was_cut else "cancelled")
+            if answer is None:
+                row.status = "interrupted" if client.was_cut else "cancelled"
             raise
+        finally:
+            self.in_work.pop(row.id, None)
+            self._ledger.close(row, functools.partial(self._measure, row, answer, body))
 
-    def _note(self, route: Route, status: str) -> None:
-        """The record of a request that never came as far as a preset."""
-        row = self._ledger.open("", route.path, stream=False)
-        row.status = status  # type: ignore[assignment]
-        self._ledger.close(row)
+    def _made(self) -> dict[str, int]:
+        """Tokens that those in work have made so far."""
+        return {request: answer.meter.events for request, answer in self.in_work.items()}
+
+    def _credit(self, joules: Mapping[str, float], idle_j: float) -> None:
+        """Add what cards took to the requests that it was for; some have ended since."""
+        late: dict[str, float] = {}
+        for request, each in joules.items():
+            if (answer := self.in_work.get(request)) is not None:
+                answer.row.energy_j = (answer.row.energy_j or 0.0) + each
+            else:
+                late[request] = each
+        self._ledger.add_energy(late, idle_j)
+        self._spent(sum(joules.values()), idle_j)
+
+    def _measure(self, row: Row, answer: Reply | None, body: bytes) -> Measured:
+        """What a request was made of, and which one before it was like it. On the ledger's thread."""
+        if answer is None or not row.attempts:
+            return Measured(Reading())
+        reading = Reading() if row.status == "error" and not answer.answered else answer.measure()
+        prompt = likeness.parts(answer.route.api, body)
+        if prompt is None:
+            return Measured(reading)
+        if row.preset not in self._trails:
+            self._trails[row.preset] = Trails()
+        return Measured(reading, self._trails[row.preset].compare(row.id, prompt))
 
     def _up(self, ask: Ask, route: Route) -> Ward | None:
         """The ward of the preset that is named and up, as it mostly is; spares the rest of the question."""
@@ -137,10 +183,12 @@ class Proxy:
         except Error as error:
             refused = error.status in (400, 429, 503)
             row.status = "truncated" if answer.answered else "refused" if refused else "error"
+            if not answer.answered:
+                answer.waste()
             answer.fail(error)
         finally:
             ward.line.leave(ticket, served=row.status == "ok")
-            self._ledger.close(row, answer.measure)
+            self.power.leave(row.id, answer.meter.events)
 
     async def _attempt(self, client: Connection, answer: Reply, ask: Ask, body: bytes, ward: Ward, ticket: Ticket) -> bool:
         """Put it to the child; False when the child died of which the client has had nothing, so that it can be put to the next one.
@@ -148,6 +196,7 @@ class Proxy:
         Raises :class:`Error`: what is wrong with the request, or that its child died.
         """
         upstream, exchange = await self._open(client, answer, ask, body, ward, ticket)
+        answer.exchanging = True
         try:
             await answer.forward(exchange)
             if ward.suspects:
@@ -161,8 +210,10 @@ class Proxy:
                 _judge(ward, ticket, answer.route, body)
             if answer.answered or answer.row.attempts > 1 or cause is None:
                 raise _engine_died(ward.name, cause.text if cause is not None else str(exc)) from exc
+            answer.waste()
             return False
         finally:
+            answer.exchanging = False
             exchange.abort()
 
     async def _open(
@@ -186,8 +237,17 @@ class Proxy:
                     raise _engine_died(ward.name, str(exc)) from exc
                 ward.line.leave(ticket)
             else:
-                answer.row.attempts += 1
+                self._note_attempt(answer.row, ward)
                 return upstream, exchange
+
+    def _note_attempt(self, row: Row, ward: Ward) -> None:
+        """An engine has it."""
+        row.attempts += 1
+        row.up_s = None if ward.ready_s is None else time.monotonic() - ward.ready_s
+        if ward.launch is not None:
+            row.run = ward.launch.run
+            if ward.launch.plan.budget.cuda:
+                self.power.enter(row.id, ward.launch.preset.device)
 
     async def _enter(
         self, client: Connection, answer: Reply, ask: Ask, body: bytes, ward: Ward, ticket: Ticket
@@ -198,7 +258,7 @@ class Proxy:
         if is_long and ward.upstream is not None:
             body, is_long = await self._fit(ward.upstream, ward, answer, ask, body), False
         while True:
-            await ward.line.enter(ticket, guest)
+            await _wait(answer.row, ward, ticket, guest)
             if (upstream := ward.upstream) is not None:
                 break
             ward.line.leave(ticket)  # the child ended in the very turn in which it let us in
@@ -213,8 +273,22 @@ class Proxy:
         body, dropped = await length.fit(upstream, answer.route, ask, body, ward.preset, context)
         if dropped:
             answer.row.dropped_turns = dropped
-            answer.headers = ((DROPPED_HEADER, str(dropped).encode()),)
+            answer.headers += ((DROPPED_HEADER, str(dropped).encode()),)
         return body
+
+
+async def _wait(row: Row, ward: Ward, ticket: Ticket, guest: _Guest) -> None:
+    """Wait in the child's line. How long the child couldn't answer meanwhile is the load; the rest is the queue."""
+    admission = ward.line.admission
+    if row.ahead is None:
+        row.ahead = admission.inside + admission.waiting
+    began_s, closed_s = time.monotonic(), ward.line.closed_s()
+    try:
+        await ward.line.enter(ticket, guest)
+    finally:
+        load_s = ward.line.closed_s() - closed_s
+        row.load_s = (row.load_s or 0.0) + load_s
+        row.queue_s = (row.queue_s or 0.0) + max(0.0, time.monotonic() - began_s - load_s)
 
 
 def _rank(scope: Scope, client: Connection, ask: Ask) -> tuple[str, bool]:

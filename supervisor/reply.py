@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -38,6 +39,10 @@ log = logging.getLogger("llmctl.reply")
 REPLY_LIMIT: Final = 64 * MIB
 """An unstreamed reply that has to be held whole (logprobs of a long answer)."""
 
+REQUEST_ID: Final = b"x-request-id"
+ENGINE_ERROR: Final = "engine_500"
+"""The code in the record of an error event that passed as it came."""
+
 _STREAM_HEADERS: Final = (
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),
@@ -58,18 +63,22 @@ Headers = tuple[tuple[bytes, bytes], ...]
 class Reply(ABC):
     """How one request's answer goes back; a kind of answer is a subclass."""
 
-    def __init__(self, client: Connection, send: Send, row: Row, route: Route) -> None:
+    def __init__(self, client: Connection, send: Send, row: Row, route: Route, *, sequences: int = 1) -> None:
+        """``sequences`` are decoded for it."""
         self.client = client
         self.send = send
         self.row = row
         self.route = route
-        self.headers: Headers = ()
+        self.headers: Headers = request_id(row)
         """Of ours, on whatever the client gets."""
         self.model: str | None = None
         """The preset's name, for a reply whose head the engine leaves out."""
-        self.meter = Meter(route.api)
+        self.sequences = sequences
+        self.meter = Meter(route.api, sequences=sequences)
         self.begun = False
         """The client has had the head of an answer, perhaps only comments: an error can only be an event now, or a cut."""
+        self.exchanging = False
+        """An engine has it."""
         self.answered = False
         """A byte of the engine's answer went to the client: the request can't be put to the engine again."""
 
@@ -79,9 +88,7 @@ class Reply(ABC):
         if status == 200:
             await self._take(exchange)
             return
-        said = fault.of_reply(await _whole(exchange), status)
-        self.row.status = "error"
-        await self._refuse(said)
+        await self._refuse(fault.of_reply(await _whole(exchange), status))
 
     @abstractmethod
     async def _take(self, exchange: Exchange) -> None:
@@ -90,6 +97,11 @@ class Reply(ABC):
     def measure(self) -> Reading:
         """What the answer was made of. The ledger's thread asks for it, since it parses JSON."""
         return self.meter.read()
+
+    def waste(self) -> None:
+        """What the engine made of it so far is not delivered: it is made again, or never."""
+        self.row.wasted_tokens += self.meter.events
+        self.meter = Meter(self.route.api, sequences=self.sequences)
 
     def asked(self, body: bytes) -> bytes:
         """The body to send upstream for this kind of answer."""
@@ -106,7 +118,8 @@ class Reply(ABC):
     def fail(self, problem: Error) -> None:
         """The answer won't be whole. Raises ``problem`` if no head went out yet; else it becomes an event, and the connection is cut."""
         # What a client did wrong, or is refused for the time being, is in its answer and its record: a flood of it isn't one in the log.
-        log.log(logging.WARNING if problem.status in (500, 502) else logging.DEBUG, "%s: %s", self.row.id, problem.message)
+        log.log(logging.WARNING if problem.status in (500, 502) else logging.DEBUG, "%s", problem.message)
+        self.row.error = problem.code
         if not self.begun:
             raise problem
         self._cut(fault.of(problem))
@@ -118,6 +131,7 @@ class Reply(ABC):
 
     async def _refuse(self, said: Fault) -> None:
         """Hand the engine's refusal on, in the way that is still open."""
+        self.row.status, self.row.error = "error", error_code(said)
         if self.begun:
             self._cut(said)
         else:
@@ -131,6 +145,7 @@ class Reply(ABC):
         """Send a whole JSON reply with our headers."""
         self.begun = True
         self.answered = self.answered or status == 200
+        self.row.http_status = status
         await respond(self.send, status, content, self.headers)
 
 
@@ -145,17 +160,17 @@ class Streamed(Reply):
             self.client.feed_from(exchange)
         else:
             self._begin(exchange)
-        write, feed = self.client.write_chunk, self.meter.feed
+        write, feed, now_s = self.client.write_chunk, self.meter.feed, time.monotonic
 
         def pass_on(data: bytes) -> None:
             write(data)
-            feed(data)
+            feed(data, now_s())
 
         def pass_first(data: bytes) -> None:
             self.answered = True
             exchange.pipe(pass_on)
             write(self._mended(data))
-            feed(data)
+            feed(data, now_s())
 
         return pass_first
 
@@ -170,12 +185,13 @@ class Streamed(Reply):
     def _begin(self, source: Exchange | None) -> None:
         self.client.begin_chunked((*_STREAM_HEADERS, *self.headers), source)
         self.begun = True
+        self.row.http_status = 200
 
     async def _take(self, exchange: Exchange) -> None:
         self.client.flush_head()
         await exchange.ended()
         if self.meter.failed:
-            self.row.status = "error"  # its event has passed; no clean end follows it
+            self.row.status, self.row.error = "error", ENGINE_ERROR  # its event has passed; no clean end follows it
             return
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
         self.row.status = "ok"
@@ -197,13 +213,12 @@ class Assembled(Reply):
 
     async def _take(self, exchange: Exchange) -> None:
         parser, assembler = sse.Parser(), ASSEMBLERS[self.route.api]()
-        self.meter = Meter(self.route.api)  # what an earlier attempt brought was never delivered
         problem: Error | None = None
 
         def take(data: bytes) -> None:
             nonlocal problem
             mended = data if self.meter.sent_bytes else self._mended(data)
-            self.meter.feed(data)
+            self.meter.feed(data, time.monotonic())
             try:
                 for payload in parser.feed(mended):
                     assembler.feed(payload)
@@ -219,7 +234,6 @@ class Assembled(Reply):
                 raise problem from None
             raise
         if assembler.error is not None:
-            self.row.status = "error"
             await self._refuse(fault.of_event(assembler.error))
             return
         await self._respond(200, assembler.result())
@@ -263,10 +277,20 @@ async def respond(
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def refuse(client: Connection, send: Send, error: Error, path: str) -> None:
+async def refuse(client: Connection, send: Send, error: Error, path: str, headers: Headers = ()) -> None:
     """Send an error of ours, in the shape of the API that ``path`` is of."""
     client.forget_body()
-    await respond(send, error.status, envelope(error, path), retry_headers(error))
+    await respond(send, error.status, envelope(error, path), (*retry_headers(error), *headers))
+
+
+def request_id(row: Row) -> Headers:
+    """The header by which a client can ask ``llmctl why``: the id that it came with, or ours."""
+    return ((REQUEST_ID, (row.client_id or row.id).encode()),)
+
+
+def error_code(said: Fault) -> str:
+    """An error in one word, for the record: llmctl's code, or the status that the engine's stands for. Never the engine's sentence."""
+    return said.code if isinstance(said.code, str) else f"engine_{said.status}"
 
 
 def envelope(error: Error, path: str) -> dict[str, Any]:

@@ -6,12 +6,13 @@ model's header are the plan's.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from supervisor.model import Model
-from supervisor.option import AUTO, CONTEXT_STEP, OFF, Option, Options, applies, options
+from supervisor.option import AUTO, CONTEXT_STEP, OFF, Option, Options, applies, methods, options
 
 _UNQUANTISED: Final = ("f32", "f16", "bf16")
 
@@ -37,11 +38,11 @@ def conflicts(chosen: Options, model: Model, draft: Model | None) -> _Found:
 
 
 def idle(option: Option, chosen: Options) -> Conflict | None:
-    """What keeps an option from counting at all; None where it counts.
+    """What keeps an option from counting at all; None where it counts, with whatever of :func:`methods`.
 
     No conflict in itself: what a file sets may be meant for one of its modes.
     """
-    if option.only is None or applies(option, chosen):
+    if option.only is None or any(applies(option, dataclasses.replace(chosen, speculative=way)) for way in methods(chosen)):
         return None
     word, other = option.kind.write(getattr(chosen, option.name)), option.only.name
     what = f"{option.name} is {word}, but {other} is {option.only.told(chosen)}, so it doesn't count"
@@ -49,16 +50,23 @@ def idle(option: Option, chosen: Options) -> Conflict | None:
 
 
 def _speculation(chosen: Options, model: Model, draft: Model | None) -> _Found:
-    way = chosen.speculative
-    if way == "draft" and draft is None:
-        yield Conflict("speculative", "speculative is draft, but there is no draft_model", "add draft_model: or speculative: off")
-    if way != "draft" and draft is not None:
-        yield Conflict("draft_model", f"draft_model is {draft.file}, but speculative is {way}", "speculative: draft")
-    if way == "mtp" and (model.mtp is False or (model.mtp is None and not model.path)):
-        says = "no" if model.mtp is False else "left out"
-        yield Conflict(
-            "speculative", f"speculative is mtp, but mtp of {model.file} is {says}", "a file with an MTP head, and mtp: yes"
+    way, ways = chosen.speculative, methods(chosen)
+    for each in ways:
+        key, told = (
+            ("speculative", f"speculative is {each}") if each == way else ("speculative_next", f"speculative_next has {each}")
         )
+        if each == "draft" and draft is None:
+            without = "speculative: off" if each == way else "leave it out"
+            yield Conflict(key, f"{told}, but there is no draft_model", f"add draft_model: or {without}")
+        if each == "mtp" and (model.mtp is False or (model.mtp is None and not model.path)):
+            says = "no" if model.mtp is False else "left out"
+            yield Conflict(key, f"{told}, but mtp of {model.file} is {says}", "a file with an MTP head, and mtp: yes")
+    if "draft" not in ways and draft is not None:
+        yield Conflict("draft_model", f"draft_model is {draft.file}, but speculative is {way}", "speculative: draft")
+    if OFF in chosen.speculative_next[:-1]:
+        listed = options()["speculative_next"].kind.write(chosen.speculative_next)
+        what = f"speculative_next is {listed}, but nothing is guessed with off, so nothing comes after it"
+        yield Conflict("speculative_next", what, "move off to the end, or leave it out")
     if way != "off" and chosen.kind != "chat":
         yield Conflict(
             "speculative", f"speculative is {way}, but kind is {chosen.kind}, which decodes nothing", "speculative: off"

@@ -29,20 +29,26 @@ from typing import Any, Final, Self
 import psutil
 import uvloop
 from starlette.types import ASGIApp
-from uvicorn.config import Config
+from uvicorn.config import Config as Protocol
 from uvicorn.server import ServerState
 
 from supervisor import app, gate, logfile, rundir
+from supervisor.app import TurnAway
 from supervisor.arbiter import Arbiter
 from supervisor.catalog import Catalog
+from supervisor.config import Config
 from supervisor.connection import KEEP_ALIVE_S, Connection
 from supervisor.control import Control
 from supervisor.errors import Error, Exit
-from supervisor.ledger import Ledger
+from supervisor.ledger import Ledger, Reader
+from supervisor.meter import Reading
+from supervisor.metrics import Metrics
 from supervisor.order import Order
 from supervisor.paths import Home
 from supervisor.proxy import Proxy
+from supervisor.record import Record, Run
 from supervisor.rundir import RunDir
+from supervisor.units import MIB
 
 log = logging.getLogger("llmctl.serve")
 
@@ -77,6 +83,7 @@ class Service:
     host: str
     port: int
     foreground: bool
+    config: Config
 
 
 def run(service: Service, *, ready: Ready) -> None:
@@ -95,7 +102,8 @@ def run(service: Service, *, ready: Ready) -> None:
         gc.set_threshold(GC_THRESHOLD)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors a request; the usual soft limit is 1,024
-        ledger = Ledger(service.home.ledger)
+        config = service.config
+        ledger = Ledger(service.home.ledger, keep_days=config.records_days, keep_bytes=config.records_mib * MIB)
         stack.callback(ledger.shut)
         stops.heed()
         try:
@@ -237,12 +245,22 @@ async def _serve(
     host, port = sockets[0].getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     owned.describe(address=address)
-    ledger.soon = asyncio.get_running_loop().call_soon
+    loop = asyncio.get_running_loop()
+    ledger.soon = loop.call_soon
+    metrics = Metrics(service.engine)
     arbiter = Arbiter(Catalog(service.home, service.orders, owned), children_changed=owned.note_children)
-    control = Control(arbiter, ledger, engine=service.engine, address=address, token=owned.instance.token)
-    door = Door(app.make(Proxy(arbiter, ledger), control), sockets)
+    ledger.readers += [metrics.observe, _learning(arbiter, loop)]
+    proxy = Proxy(arbiter, ledger, metrics.spend)
+    control = Control(arbiter, ledger, proxy, metrics, engine=service.engine, address=address, token=owned.instance.token)
+
+    def turn_away(code: str, client: str) -> None:
+        ledger.turn_away(code, client)
+        metrics.turned_away(code)
+
+    door = Door(app.make(proxy, control, turn_away), sockets, turn_away)
     async with asyncio.TaskGroup() as around:
         forcing = around.create_task(_force(stops, door, arbiter), name="force")
+        weighing = around.create_task(proxy.power.tend(), name="power")
         tidying = around.create_task(_tidy(owned, None if service.foreground else service.home.logs / OWN_LOG), name="tidy")
         async with arbiter.run():
             await door.open()
@@ -256,8 +274,21 @@ async def _serve(
                 await door.drain(DRAIN_S, stops.second)
             finally:
                 await door.shut()
-        forcing.cancel()
-        tidying.cancel()
+        for task in (forcing, tidying, weighing):
+            task.cancel()
+
+
+def _learning(arbiter: Arbiter, loop: asyncio.AbstractEventLoop) -> Reader:
+    """Tells the arbiter, on its loop, how well each request's drafts were guessed."""
+
+    def learn(record: Record, run: Run | None, _: Reading) -> None:
+        if run is not None and record.draft_tokens and record.draft_accepted is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(
+                    arbiter.learn, record.preset, run.speculative, record.draft_tokens, record.draft_accepted
+                )
+
+    return learn
 
 
 async def _tidy(owned: RunDir, own_log: Path | None) -> None:
@@ -305,8 +336,10 @@ async def _force(stops: Stops, door: Door, arbiter: Arbiter) -> None:
 class Door:
     """The listening side: uvicorn's protocol on our sockets, without its server, so that signals and draining are ours."""
 
-    def __init__(self, application: ASGIApp, sockets: Sequence[socket.socket]) -> None:
-        self._config = Config(
+    def __init__(
+        self, application: ASGIApp, sockets: Sequence[socket.socket], turn_away: TurnAway = lambda code, client: None
+    ) -> None:
+        self._config = Protocol(
             application,
             lifespan="off",
             ws="none",
@@ -318,6 +351,7 @@ class Door:
         self._config.load()
         self._state = ServerState()
         self._sockets = sockets
+        self._turn_away = turn_away
         self._servers: list[asyncio.Server] = []
         self.closed = asyncio.Event()
         """No request is in work, and none can come."""
@@ -334,7 +368,10 @@ class Door:
         """Take connections."""
         loop = asyncio.get_running_loop()
         for door in self._sockets:
-            self._servers.append(await loop.create_server(lambda: Connection(self._config, self._state, {}, loop), sock=door))
+            self._servers.append(await loop.create_server(self._connection, sock=door))
+
+    def _connection(self) -> Connection:
+        return Connection(self._config, self._state, {}, turn_away=self._turn_away)
 
     async def drain(self, limit_s: float, forced: asyncio.Event) -> None:
         """Take no more, and let what is in work end and reach its client, until the limit or ``forced``."""

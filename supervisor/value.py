@@ -339,6 +339,31 @@ class Names(List):
         return f"names of 1–{self.most} characters"
 
 
+@dataclass(frozen=True, slots=True)
+class Choices(List):
+    """Some of some words, in an order and none twice; written like a list of words."""
+
+    words: tuple[str, ...] = ()
+
+    def checked(self, found: tuple[str, ...]) -> tuple[str, ...]:
+        """The words, as they are."""
+        for number, word in enumerate(found):
+            if word not in self.words:
+                raise ValueError(f"its word {quoted(word)} should be {listed(self.words)}")
+            if word in found[:number]:
+                raise ValueError(f"its word {quoted(word)} should stand once")
+        return found
+
+    def schema(self) -> Schema:
+        """A list of the words, none twice."""
+        return {"type": "array", "items": {"enum": list(self.words)}, "uniqueItems": True}
+
+    @property
+    def told(self) -> str:
+        """The words."""
+        return f"of {', '.join(self.words)}"
+
+
 def listed(words: tuple[str, ...]) -> str:
     """``'on', 'off' or 'auto'``."""
     quoted = [repr(word) for word in words]

@@ -17,8 +17,10 @@ from supervisor.child import Child
 from supervisor.errors import Error, Exit
 from supervisor.lifecycle import Event, Owner, Restarts, State
 from supervisor.line import Line
+from supervisor.option import methods
 from supervisor.placement import HOST, Running
 from supervisor.preset import Preset
+from supervisor.speculation import QUIET_S, Watch
 from supervisor.suspects import Suspects
 from supervisor.upstream import Upstream
 
@@ -95,6 +97,12 @@ class Ward:
     """Memory of its own in the host's RAM, as last seen while it runs."""
     card_bytes: int | None = None
     """What it has of cards' memory, likewise; None where the driver doesn't say."""
+    watch: Watch = field(init=False)
+    """Which of its ways to guess ahead it is at."""
+
+    def __post_init__(self) -> None:
+        """Begin with the preset's own way."""
+        self.begin_anew()
 
     def __repr__(self) -> str:
         pid = self.child.pid if self.child else None
@@ -105,6 +113,44 @@ class Ward:
     def preset(self) -> Preset:
         """What runs, or what was asked for."""
         return self.launch.preset if self.launch else self.asked
+
+    def begin_anew(self) -> None:
+        """Guess ahead in the preset's own way: from the next start on, or the next idle moment."""
+        self.watch = Watch(methods(self.asked))
+
+    def ask(self, asked: Preset) -> None:
+        """It is asked for like this from here on."""
+        if asked != self.asked:
+            self.asked = asked
+            self.begin_anew()
+
+    def learn(self, method: str, draft_tokens: int, draft_accepted: int, now_s: float) -> bool:
+        """A request has ended that guessed so; of another method than the present one nothing is learnt. Whether a change is due by it."""
+        if self.launch is None or not method == self.watch.method == self.launch.preset.speculative:
+            return False
+        was_due = self.watch.due_s <= now_s
+        self.watch.learn(now_s, draft_tokens, draft_accepted)
+        return not was_due and self.watch.due_s <= now_s
+
+    def changes_s(self, now_s: float) -> float:
+        """When it may be given another way to guess ahead: when one is due, and nobody has been there for :data:`QUIET_S`."""
+        if self.state is not State.READY or self.stopping or self.held or self.launch is None:
+            return math.inf
+        due_s = self.watch.due_s if self.launch.method == self.watch.method else -math.inf
+        quiet_s = (max(self.line.idle_since_s, self.ready_s or 0.0) if self.line.idle else now_s) + QUIET_S
+        return max(due_s, quiet_s) if due_s < math.inf else math.inf
+
+    @property
+    def guessing(self) -> dict[str, Any]:
+        """How it guesses ahead, as JSON."""
+        share = self.watch.acceptance
+        runs = self.launch.preset.speculative if self.launch is not None and self.upstream is not None else None
+        return {
+            "method": runs,
+            "acceptance": None if share is None else round(share, 3),
+            "asked": self.asked.speculative,
+            "why": self.watch.why,
+        }
 
     @property
     def stopping(self) -> bool:

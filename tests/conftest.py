@@ -23,7 +23,7 @@ import httpx2
 import psutil
 import pytest
 
-from supervisor import engine, ledger, paths, preset, rundir, store
+from supervisor import accounts, engine, paths, preset, rundir, store
 from supervisor.errors import Error
 from tests import fakes
 from tests.fakes import gguf
@@ -154,7 +154,7 @@ class Box:
         """The rows, once ``count`` of them are closed."""
 
         def closed() -> list[dict[str, Any]] | None:
-            rows = list(ledger.records(self.home.ledger, 100_000))
+            rows = list(accounts.records(self.home.ledger, 100_000))
             return rows if sum(row["status"] != "open" for row in rows) >= count else None
 
         return list(until(closed))

@@ -207,6 +207,7 @@ def test_the_environment_is_an_allow_list() -> None:
         "HOME": "/run/tiny",
         "XDG_CONFIG_HOME": "/run/tiny",
         "GGML_NO_BACKTRACE": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
 
 
@@ -221,4 +222,4 @@ def test_what_an_option_says_in_the_environment_is_added(tmp_path: Path) -> None
 
 
 def test_what_the_outer_environment_lacks_is_not_made_up() -> None:
-    assert set(argv.environment({}, Path("/run/tiny"))) == {"HOME", "XDG_CONFIG_HOME", "GGML_NO_BACKTRACE"}
+    assert set(argv.environment({}, Path("/run/tiny"))) == {"HOME", "XDG_CONFIG_HOME", "GGML_NO_BACKTRACE", "CUDA_DEVICE_ORDER"}

@@ -20,7 +20,7 @@ import httpx2
 import openai
 import pytest
 
-from supervisor import ledger
+from supervisor import accounts
 from tests import fakes
 from tests.conftest import WAIT_S, Box, Client, until
 
@@ -56,7 +56,7 @@ def tiny(client: Client) -> dict[str, Any]:
 
 def rows(client: Client) -> list[dict[str, Any]]:
     """Every record, in the order in which they were opened."""
-    return list(ledger.records(client.box.home.ledger, 100_000))
+    return list(accounts.records(client.box.home.ledger, 100_000))
 
 
 def new_rows(client: Client, before: int, count: int) -> list[dict[str, Any]]:

@@ -175,7 +175,7 @@ def test_every_route_streams_what_it_says_whole(start: Start, path: str) -> None
         assembler.feed(payload)
     assert _lasting(assembler.result()) == _lasting(json.loads(whole))
     metered = Meter(route.api)
-    metered.feed(streamed)
+    metered.feed(streamed, 1.0)
     figures = metered.read()
     assert figures.completion_tokens == (6 if path in ("/v1/chat/completions", "/v1/completions", "/completion") else 3)
     assert not figures.counted
@@ -198,7 +198,7 @@ def test_every_route_ends_in_an_error_as_its_api_does(start: Start, path: str) -
     found, metered = ASSEMBLERS[route.api](), Meter(route.api)
     for payload in Parser().feed(stream):
         found.feed(payload)
-    metered.feed(stream)
+    metered.feed(stream, 1.0)
     assert found.error == {"code": 500, "message": "Compute error.", "type": "server_error"}
     assert metered.failed
 

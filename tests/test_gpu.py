@@ -29,7 +29,7 @@ def on_the_card(tmp_path: Path, real_engine: engine.Engine) -> Iterator[Client]:
 def test_a_child_s_memory_of_the_card_is_seen_and_is_back_after_its_death(on_the_card: Client) -> None:
     tiny = on_the_card.presets()["tiny"]
     cards = Vram()
-    with cards.in_use():
+    with cards.in_use("CUDA0"):
         held = cards.used_bytes([tiny["pid"]])[tiny["pid"]]
         planned = sum(tiny["memory"]["planned_mib"]["device"].values())
         assert 0 < held / 2**20 < planned  # its margin is for what grows

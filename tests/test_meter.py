@@ -43,7 +43,7 @@ DONE = b"data: [DONE]\n\n"
 def read(*parts: bytes, api: Api = Api.CHAT) -> Reading:
     found = Meter(api)
     for part in parts:
-        found.feed(part)
+        found.feed(part, 1.0)
     return found.read()
 
 
@@ -120,7 +120,7 @@ def test_a_recorded_stream_reads_the_same_byte_by_byte_and_in_odd_pieces(path: P
     for size in (1, 2, 3, 97, 1000):
         found = Meter(api_of(path))
         for at in range(0, len(stream), size):
-            found.feed(stream[at : at + size])
+            found.feed(stream[at : at + size], 1.0)
         assert found.read() == read(stream, api=api_of(path))
         assert found.sent_bytes == len(stream)
         assert found.events == texts(path)
@@ -128,7 +128,7 @@ def test_a_recorded_stream_reads_the_same_byte_by_byte_and_in_odd_pieces(path: P
 
 def test_rates_come_from_the_timings_and_the_first_token_is_free() -> None:
     found = read(chunk(), chunk(text=None, reason="stop", timings=TIMINGS), DONE)
-    assert found == Reading(12, 4, 11, prefill_tps=500.0, decode_tps=100.0, finish_reason="stop")
+    assert found == Reading(12, 4, 11, prefill_tps=500.0, decode_tps=100.0, finish_reason="stop", prefill_ms=16.0, decode_ms=100.0)
 
 
 def test_one_token_has_no_decode_rate() -> None:
@@ -223,7 +223,7 @@ def test_text_of_other_apis_is_never_taken_for_events(api: Api, text: str) -> No
     names = {Api.ANTHROPIC: "content_block_delta", Api.RESPONSES: "response.output_text.delta"}
     found = Meter(api)
     for _ in range(2):
-        found.feed(named(names[api], delta={"text": text}))
+        found.feed(named(names[api], delta={"text": text}), 1.0)
     assert (found.read(), found.failed) == (Reading(completion_tokens=2, counted=True), False)
 
 
@@ -247,7 +247,7 @@ def test_text_is_never_taken_for_figures(text: str) -> None:
     """Inside a JSON string quotes and line ends are escaped."""
     found = Meter()
     for part in (chunk(text=text), chunk(text=text), chunk(text=None, reason="stop", timings=TIMINGS), DONE):
-        found.feed(part)
+        found.feed(part, 1.0)
     assert not found.failed
     assert found.events == 3
     assert figures(found.read()) == (12, 4, 11)
@@ -262,7 +262,7 @@ ERROR = event({"error": {"code": 500, "message": "Compute error.", "type": "serv
 def test_an_error_event_is_noticed_whatever_came_with_it(before: bytes, together: bool) -> None:
     found = Meter()
     for part in [before + ERROR] if together else [before, ERROR]:
-        found.feed(part)
+        found.feed(part, 1.0)
     assert found.failed
 
 
@@ -279,8 +279,8 @@ ANTHROPIC_ERROR = b'event: error\ndata: {"code":500,"message":"Compute error.","
 def test_every_apis_error_event_is_noticed_wherever_it_is_cut(api: Api, event: bytes) -> None:
     for at in range(1, len(event)):
         found = Meter(api)
-        found.feed(event[:at])
-        found.feed(event[at:])
+        found.feed(event[:at], 1.0)
+        found.feed(event[at:], 1.0)
         assert found.failed
 
 
@@ -289,7 +289,7 @@ def test_every_apis_error_event_is_noticed_wherever_it_is_cut(api: Api, event: b
 )
 def test_a_strange_event_breaks_nothing(body: str) -> None:
     found = Meter()
-    found.feed(f'data: {body}\n\ndata: {{"usage":{{}}}}\n\n'.encode())
+    found.feed(f'data: {body}\n\ndata: {{"usage":{{}}}}\n\n'.encode(), 1.0)
     assert found.read().finish_reason is None
 
 
@@ -322,3 +322,59 @@ def test_an_unstreamed_body_reads_alike() -> None:
 )
 def test_every_apis_whole_body_is_read(body: bytes, found: Reading) -> None:
     assert meter.whole(body) == found
+
+
+def test_the_first_text_and_the_gaps_after_it_are_timed() -> None:
+    found = Meter()
+    for at_s, data in ((10.0, chunk()), (10.5, chunk()), (10.75, chunk() + chunk()), (11.0, b": ping\n\n"), (11.25, chunk())):
+        found.feed(data, at_s)
+    reading = found.read()
+    assert reading.first_s == 10.0
+    assert sum(reading.gaps.values()) == 3  # what came in one read is one arrival, and a comment is none
+    assert reading.itl_ms(0.5) == pytest.approx(500, rel=0.1)
+
+
+def test_who_speaks_is_not_the_first_text() -> None:
+    found = Meter()
+    role = event({"choices": [{"finish_reason": None, "index": 0, "delta": {"role": "assistant", "content": None}}]})
+    found.feed(role, 1.0)
+    found.feed(chunk(), 2.0)
+    assert found.first_s == 2.0
+
+
+def test_choices_that_were_cut_are_counted_beside_those_that_ended() -> None:
+    found = Meter(sequences=2)
+    for at_s, data in enumerate(
+        (chunk(0), chunk(1), chunk(0) + chunk(1), chunk(0, None, "stop", timings=TIMINGS), chunk(1), chunk(1)), start=1
+    ):
+        found.feed(data, float(at_s))
+    reading = found.read()
+    assert (reading.completion_tokens, reading.counted) == (TIMINGS["predicted_n"] + 4, True)
+    assert (reading.prompt_tokens, reading.finish_reason) == (None, None)  # of the other one it isn't known
+    assert (reading.first_s, dict(reading.gaps)) == (1.0, {})  # arrivals of several answers mingle
+
+
+def test_several_choices_that_all_ended_are_exact() -> None:
+    found = Meter(sequences=2)
+    for index in (0, 1):
+        found.feed(chunk(index) + chunk(index, None, "stop", timings=TIMINGS), 1.0)
+    reading = found.read()
+    assert (reading.completion_tokens, reading.counted) == (2 * TIMINGS["predicted_n"], False)
+    assert reading.prompt_tokens == 24
+
+
+def test_the_time_of_prefill_and_decode_is_the_engines() -> None:
+    reading = read(chunk(), chunk(text=None, reason="stop", timings=TIMINGS))
+    assert (reading.prefill_ms, reading.decode_ms) == (16.0, 100.0)
+    assert (read(chunk()).prefill_ms, read(chunk()).decode_ms) == (None, None)
+
+
+def test_of_a_long_answer_no_gap_is_lost_where_the_times_go_into_bins() -> None:
+    found = Meter()
+    plain = chunk(object="chat.completion.chunk")
+    for at in range(3 * meter.NOTED + 5):
+        found.feed(plain, 1.0 + at / 64)
+        assert len(found._times_s) <= meter.NOTED
+    assert sum(found.gaps.values()) == 3 * meter.NOTED + 4
+    assert len(found.gaps) <= 2
+    assert found.first_s == 1.0

@@ -9,7 +9,7 @@ import pytest
 from supervisor import paths
 from supervisor.paths import Home
 
-FOLDERS = ("config", "data", "cache", "state", "run", "presets", "engines", "toolkits", "models", "ledger", "logs")
+FOLDERS = ("config", "data", "cache", "state", "run", "presets", "config_file", "engines", "toolkits", "models", "ledger", "logs")
 
 
 def test_llmctl_home_holds_everything(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import httpx2
 import psutil
 import pytest
 
-from supervisor import ledger
+from supervisor import accounts
 from supervisor.units import MIB
 from tests import fakes
 from tests.conftest import WAIT_S, Box, Client, until
@@ -92,7 +92,7 @@ def test_a_faulty_body_is_the_clients_fault(healthy: Client, body: bytes, status
 
 def test_a_refused_request_has_its_record_too(healthy: Client) -> None:
     def refused() -> int:
-        rows = ledger.records(healthy.box.home.ledger, 1000)
+        rows = accounts.records(healthy.box.home.ledger, 1000)
         return sum(row["status"] == "refused" and row["route"] == "/v1/completions" for row in rows)
 
     assert refused() == 0

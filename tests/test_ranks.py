@@ -20,7 +20,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     # 1 nouns, a frozen value and its one reader
     (
         *("words", "value", "option", "model", "passthrough", "profile", "rules", "sampling", "preset"),
-        *("memory", "hardware", "cards", "ggml", "cursor", "gguf", "architecture", "engine", "recipe"),
+        *("memory", "hardware", "cards", "ggml", "cursor", "gguf", "architecture", "engine", "recipe", "config", "record"),
     ),
     # 2 decisions, pure
     (
@@ -39,17 +39,19 @@ RANKS: tuple[tuple[str, ...], ...] = (
             "gate",
             "openapi",
         ),
-        *("ask", "fault", "sse", "meter", "assemble", "choices", "messages", "responses", "native", "shorten"),
+        *("ask", "fault", "sse", "pace", "meter", "assemble", "choices", "messages", "responses", "native", "shorten"),
+        *("energy", "speculation", "likeness", "why"),
     ),
     # 3 effects, one outside thing each
     (
         *("pip", "source", "toolkit", "toolchain", "launcher", "build", "kept", "hub", "store", "headers", "measured", "phantom"),
-        *("conceded", "logfile", "child", "scene", "vram", "trial", "pack", "upstream", "ledger", "rundir", "running"),
+        *("conceded", "logfile", "child", "scene", "vram", "power", "trial", "pack", "upstream", "rundir", "running"),
+        *("schema", "ledger", "accounts", "metrics", "logs"),
     ),
     # 4 wiring
     (
         *("connection", "line", "order", "catalog", "ward", "watch", "keeper", "arbiter"),
-        *("reply", "length", "proxy", "control", "app", "serve"),
+        *("reply", "length", "proxy", "live", "control", "app", "serve"),
     ),
     # 5 edge
     ("render", "following", "planning", "commands", "cli", "docs", "__main__"),
@@ -82,6 +84,9 @@ TESTED_IN = {
     "openapi": "test_control",
     "following": "test_steering",
     "app": "test_control",
+    "live": "test_control",
+    "record": "test_ledger",
+    "schema": "test_ledger",
     "serve": "test_rounds",
     "__main__": "test_commands",
 }

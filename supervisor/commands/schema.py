@@ -1,4 +1,4 @@
-"""``llmctl schema``: the JSON Schema of a preset's file, from the declarations; an editor completes and checks with it."""
+"""``llmctl schema``: the JSON Schema of a preset's file, or of ``config.yaml``, from the declarations; an editor completes with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from supervisor import model, profile, render
+from supervisor import config, model, profile, render
 from supervisor.option import options
 from supervisor.value import Schema
 
@@ -14,18 +14,20 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 @click.command("schema")
-def command() -> None:
-    """Print the JSON Schema of a preset's file.
+@click.option("--config", "of_config", is_flag=True, help="That of config.yaml.")
+def command(of_config: bool) -> None:
+    """Print the JSON Schema of a preset's file, or of the user's settings.
 
     \b
     llmctl schema > preset.schema.json
     # yaml-language-server: $schema=preset.schema.json    (as a preset's second line)
+    llmctl schema --config > config.schema.json
     """
-    render.as_json(document())
+    render.as_json({"$schema": _DRAFT, **config.schema()} if of_config else document())
 
 
 def document() -> dict[str, Any]:
-    """The schema."""
+    """A preset's schema."""
     settings: dict[str, Schema] = {}
     for name, option in options().items():
         unit = f" ({option.unit})" if option.unit else ""

@@ -16,27 +16,32 @@ from typing import Final
 
 import click
 
-from supervisor import placement, planning, render, rundir, serve
+from supervisor import config, logs, placement, planning, render, rundir, serve
 from supervisor.errors import Error, Exit
 from supervisor.order import Order
+
+log = logging.getLogger("llmctl.up")
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Orders, and where they are to be served."""
+    """Orders, where they are to be served, and how that is logged."""
 
     orders: tuple[Order, ...]
     host: str
     port: int
+    log_format: logs.Format = "text"
     is_planned: bool = False
 
     def words(self) -> list[str]:
         """The same as arguments of ``llmctl up``."""
         also = [word for order in self.orders[1:] for word in ("--also", order.name)]
-        return [*self.orders[0].words(), *also, "--port", str(self.port), "--host", self.host]
+        where = ("--port", str(self.port), "--host", self.host, "--log-format", self.log_format)
+        return [*self.orders[0].words(), *also, *where]
 
     def prepare(self) -> Start:
         """Have everything here that a start needs. What would refuse it anyway is looked at before the download."""
+        config.load(self.orders[0].home)
         for order in self.orders:
             _ = order.preset, order.engine  # in this order: what is wrong with a preset can be said without an engine
         start = self.fitted()
@@ -64,11 +69,12 @@ class Start:
         return dataclasses.replace(self, orders=tuple(orders), is_planned=True)
 
     def serve(self, *, foreground: bool, ready: serve.Ready) -> None:
-        """Serve until told to stop."""
+        """Serve until told to stop, by the user's settings as they are now."""
+        settings = config.load(self.orders[0].home)
         start = self if self.is_planned else self.fitted()
         order = start.orders[0]
         serve.run(
-            serve.Service(order.home, start.orders, order.engine.title, self.host, self.port, foreground),
+            serve.Service(order.home, start.orders, order.engine.title, self.host, self.port, foreground, settings),
             ready=ready,
         )
 
@@ -99,6 +105,13 @@ def _no_room(order: Order, before: Sequence[Order]) -> Error:
 @click.option("--detach", is_flag=True, help="Return when it is ready; it goes on in the background.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and the llama-server command line, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="With --detach or --dry-run: the result as JSON.")
+@click.option(
+    "--log-format",
+    default="text",
+    show_default=True,
+    type=click.Choice(logs.FORMATS),
+    help="Of the lines on stderr, or in llmctl's log where it is detached.",
+)
 @click.option("--ready-fd", type=int, hidden=True, help="Where --detach's other half says how it went.")
 def command(
     order: Order,
@@ -108,6 +121,7 @@ def command(
     detach: bool,
     dry_run: bool,
     as_json: bool,
+    log_format: logs.Format,
     ready_fd: int | None,
 ) -> None:
     """Serve PRESET as an OpenAI endpoint, in the foreground. Ctrl-C drains, twice forces.
@@ -119,12 +133,13 @@ def command(
     llmctl up turbo_4b --also embedder
     """
     orders = (order, *(Order(name, home=order.home) for name in also))
-    start = Start(tuple(dataclasses.replace(each, online=not dry_run) for each in orders), host, port)
+    start = Start(tuple(dataclasses.replace(each, online=not dry_run) for each in orders), host, port, log_format)
     if twice := next((name for name, count in Counter(each.name for each in orders).items() if count > 1), None):
         raise click.UsageError(f"{twice} is named twice")
     if ready_fd is not None:
-        _log_to_stderr()
-        _report(ready_fd, start)
+        logs.to_stderr(log_format)
+        with _logged_end(start):
+            _report(ready_fd, start)
         return
     serve.check_host(host)
     if as_json and not (detach or dry_run):
@@ -141,8 +156,9 @@ def command(
         else:
             _welcome(start, address, "llmctl down stops it.")
         return
-    _log_to_stderr()
-    start.serve(foreground=True, ready=lambda address: _welcome(start, address, "Ctrl-C stops it."))
+    logs.to_stderr(log_format)
+    with _logged_end(start):
+        start.serve(foreground=True, ready=lambda address: _ready(start, address))
 
 
 def _dry_run(orders: Sequence[Order], *, as_json: bool) -> None:
@@ -178,12 +194,25 @@ def _welcome(start: Start, address: str, ending: str) -> None:
     render.say(said)
 
 
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    for name in ("httpx2", "httpcore2", "uvicorn.error", "asyncio"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    # A stream that can't be whole ends so, and ``reply`` has said why.
-    logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.getMessage())
+def _ready(start: Start, address: str) -> None:
+    """A person is shown what to try; a log of JSON stays one."""
+    if start.log_format == "text":
+        _welcome(start, address, "Ctrl-C stops it.")
+    else:
+        log.info("%s ready at %s/v1", " and ".join(order.name for order in start.orders), address)
+
+
+@contextlib.contextmanager
+def _logged_end(start: Start) -> Iterator[None]:
+    """In a log of JSON, an error that ends it is the last line, and not a sentence for a person."""
+    try:
+        yield
+    except Error as error:
+        if start.log_format == "text":
+            raise
+        hint = f"; try: {error.hint}" if error.hint else ""
+        log.error("%s%s", error.message, "\n  ".join((hint, *error.log)))
+        raise click.exceptions.Exit(error.exit) from error
 
 
 def _detach(start: Start) -> str:
