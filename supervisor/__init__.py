@@ -17,10 +17,10 @@ before it in its own (``tests/test_ranks.py``):
    then), ``progress`` (whether it hangs), ``suspects`` (requests that end it).
    Who runs and who waits: ``admission`` (one child's queue), ``placement`` (what gives way).
    A request: ``routes``, ``routing`` (whose it is), ``gate``, ``ask``, ``shorten`` (a dialogue without its oldest exchanges); its answer:
-   ``fault`` (whose fault an error is), ``sse``, ``meter`` (tokens) and ``pace`` (gaps between them), ``assemble`` (an unstreamed answer of a
-   streamed one) with ``choices``, ``messages``, ``responses``, ``native`` (each API's); ``openapi`` (our own routes).
+   ``fault`` (whose fault an error is), ``sse``, ``meter`` (tokens) and ``pace`` (gaps between them), ``assemble`` (an unstreamed answer of
+   a streamed one) with ``choices``, ``messages``, ``responses``, ``native`` (each API's); ``openapi`` (our own routes).
    What comes of it: ``energy`` (whose it was), ``likeness`` (where prompts part), ``why`` (one record in words), ``speculation`` (whether
-   guessing pays)
+   guessing pays), ``glance`` (two looks at a running llmctl, and the rates between them)
 3. effects, one outside thing each: ``pip``, ``source``, ``toolkit``, ``toolchain``, ``launcher``, ``build``, ``kept`` (small files that
    save work), ``hub`` (model repositories), ``store`` (model files), ``headers``, ``measured`` (what earlier starts took),
    ``conceded`` (what was given up), ``phantom`` (a model file without weights), ``child`` and its ``logfile``, ``scene`` (what the machine
@@ -29,9 +29,10 @@ before it in its own (``tests/test_ranks.py``):
    The books: ``schema`` (their tables), ``ledger`` (who writes), ``accounts`` (who reads), ``metrics`` (Prometheus), ``logs``
 4. wiring: ``connection`` (one client), ``line`` (who waits for a child), ``order`` (what a command line asks for), ``catalog`` (what a
    request can ask for), ``ward`` (one child and what is wanted of it), ``watch`` (looks after it), ``keeper`` (its life), ``arbiter``
-   (all of them), ``reply`` (one answer), ``length`` (whether a prompt fits), ``proxy`` (one request), ``live`` (what is so
-   now), ``control`` (our own routes), ``app``, ``serve``
-5. edge: ``cli``, ``render``, ``following`` and ``planning`` (what runs, and a plan, on the terminal), ``docs``, ``commands/``: parse, call,
+   (all of them), ``reply`` (one answer), ``length`` (whether a prompt fits), ``proxy`` (one request), ``live`` (what is so now),
+   ``control`` (our own routes), ``app``, ``serve``
+5. edge: ``cli``, ``render``, ``following`` and ``planning`` (what runs, and a plan, on the terminal), ``dashboard`` (what is drawn of a
+   running llmctl) and ``screen`` (a whole terminal), ``spendlog`` (a record in LiteLLM's columns), ``docs``, ``commands/``: parse, call,
    print, exit code
 """
 

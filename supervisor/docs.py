@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from supervisor import lifecycle, paths, preset, profile
+from supervisor import config, lifecycle, metrics, paths, preset, profile, record
 from supervisor import option as declared
 from supervisor.units import size
 
@@ -51,6 +51,30 @@ def memory() -> str:
     return f"{count} runs of {kept[0].engine}, {drawn} of them drawn by chance:\n\n" + "\n".join(rows)
 
 
+def records() -> str:
+    """The fields of a record, and of what answered."""
+    rows = ["| field | unit | |", "|---|---|---|"]
+    for of in (record.Record, record.Run):
+        rows += [f"| `{name}` | {each['unit']} | {each['help']} |" for name, each in record.columns(of).items()]
+    return "\n".join(rows)
+
+
+def metric_names() -> str:
+    """What ``/metrics`` tells."""
+    rows = ["| metric | kind | labels | |", "|---|---|---|---|"]
+    rows += [f"| `{name}` | {kind} | {labels} | {told} |" for name, kind, labels, told in metrics.rows()]
+    return "\n".join(rows)
+
+
+def settings() -> str:
+    """The settings of ``config.yaml``."""
+    rows = ["| setting | default | |", "|---|---|---|"]
+    default = config.worded(config.Config())
+    for name, each in config.settings().items():
+        rows.append(f"| `{name}` | {f'{default[name]} {each.unit}' if default[name] else ''} | {each.help} |")
+    return "\n".join(rows)
+
+
 def states() -> str:
     """The diagram of a child's life, from the table that decides it."""
     edges = [
@@ -61,7 +85,15 @@ def states() -> str:
     return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> STOPPED", *edges, "```"])
 
 
-PARTS: Final[Mapping[str, Callable[[], str]]] = {"memory": memory, "options": options, "presets": presets, "states": states}
+PARTS: Final[Mapping[str, Callable[[], str]]] = {
+    "memory": memory,
+    "metrics": metric_names,
+    "options": options,
+    "presets": presets,
+    "records": records,
+    "settings": settings,
+    "states": states,
+}
 """Each stands between ``<!-- name -->`` and ``<!-- /name -->``."""
 
 

@@ -179,7 +179,7 @@ class Ledger:
     def open(self, route: str, preset: str = "", *, client: str | None = None, client_id: str | None = None) -> Row:
         """Open the row of a request that comes in; whose it is may be set until it is closed."""
         now = time.time()
-        name = f"req_{int(now * 1e3):011x}{random.getrandbits(32):08x}"  # in the order of time: the index only grows at its end
+        name = f"req_{int(now * 1e6):013x}{random.getrandbits(24):06x}"  # in the order of time: the index only grows at its end
         row = Row(name, now, time.monotonic(), route, preset, client=client, client_id=client_id)
         self.soon(self._changes.put, (row, None))
         return row
@@ -326,11 +326,12 @@ class Ledger:
         return True
 
     def _put(self, connection: sqlite3.Connection, batch: _Batch) -> None:
-        for row in batch.opened.values():
-            self._put_one(connection, _OPEN, _as_open(row))
+        found: list[tuple[str, dict[str, Any]]] = [(_OPEN, _as_open(row)) for row in batch.opened.values()]
         for record, run in batch.closed:
             values = {name: getattr(record, name) for name in schema.FIELDS}
-            if not self._put_one(connection, _CLOSE, {**values, "run": self._run_id(connection, run)}):
+            found.append((_CLOSE, {**values, "run": self._run_id(connection, run)}))
+        for statement, values in sorted(found, key=lambda each: str(each[1]["id"])):  # seq is the order of admission
+            if not self._put_one(connection, statement, values) and statement is _CLOSE:
                 self._lose(batch)
         connection.execute(schema.SUM_THESE, (json.dumps([record.id for record, _ in batch.closed]),))
         for request, joules in batch.energy:

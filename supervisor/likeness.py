@@ -40,7 +40,7 @@ _SIZES: Final = ((64, 8), (512, 32), (4096, 128))
 _SIZE: Final = 256
 """From there on."""
 _END: Final = b"\xff"
-"""Around a label among the text. No UTF-8 has it."""
+"""Around whose a piece is, among the text. No UTF-8 has it."""
 _KEYED: Final = blake2b(digest_size=_MARK, key=secrets.token_bytes(16))
 
 _ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
@@ -186,7 +186,7 @@ class _Trail(NamedTuple):
     id: str
     marks: bytes
     last: int
-    """Bytes of its last block, labels among them."""
+    """Bytes of its last block, with whose its pieces are."""
     chars: int
 
 
@@ -224,11 +224,11 @@ class Trails:
 
 
 def _blocks(parts: Sequence[Part]) -> tuple[list[bytes], list[int]]:
-    """The blocks of a prompt, a label at the beginning of each piece, and where each block ends in the prompt's text."""
+    """The blocks of a prompt, whose it is at the beginning of each piece, and where each block ends in the prompt's text."""
     blocks, ends = [], []
     done = 0
     for label, text in parts:
-        head, start = _END + label.encode() + _END, 0
+        head, start = _END + _whose(label).encode() + _END, 0
         while start < len(text) or head:
             size = next((size for upto, size in _SIZES if done < upto), _SIZE)
             block = text[start : start + size]
@@ -241,6 +241,11 @@ def _blocks(parts: Sequence[Part]) -> tuple[list[bytes], list[int]]:
         blocks[MARKS - 1 :] = [b"".join(blocks[MARKS - 1 :])]
         ends[MARKS - 1 :] = ends[-1:]
     return blocks, ends
+
+
+def _whose(label: str) -> str:
+    """A label without what only its API makes of it: a prompt is the same whichever of them it came by."""
+    return "user" if label == "input" else label.rpartition("(")[2].rstrip(")")
 
 
 def _marks(blocks: Sequence[bytes]) -> bytes:

@@ -94,14 +94,32 @@ _PRESET: Final = _object(
         ),
     }
 )
-_STATUS: Final = _object(
+_SELF: Final = {"address": _TEXT, "pid": _COUNT, "version": _TEXT, "engine": _TEXT, "records_lost": _COUNT}
+_STATUS: Final = _object({**_SELF, "presets": {"type": "array", "items": _PRESET}})
+_TOKENS: Final = {
+    "type": "object",
+    "additionalProperties": _COUNT,
+    "description": "tokens since the start, by kind; they move while answers are made",
+}
+_WORK: Final = _object(
     {
-        "address": _TEXT,
-        "pid": _COUNT,
-        "version": _TEXT,
-        "engine": _TEXT,
-        "records_lost": _COUNT,
-        "presets": {"type": "array", "items": _PRESET},
+        "id": _TEXT,
+        "preset": _NAME,
+        "route": _TEXT,
+        "phase": {"enum": ["waits", "prefill", "decode"]},
+        "age_s": {"type": "number"},
+        "tokens": _COUNT,
+        "tokens_per_s": _nullable({"type": "number"}),
+    }
+)
+_TOP: Final = _object(
+    {
+        **_SELF,
+        "at_s": {"type": "number", "description": "by a clock that doesn't go back"},
+        "presets": {"type": "array", "items": {"allOf": [_PRESET, _object({"tokens": _TOKENS})]}},
+        "in_work": {"type": "array", "items": _WORK},
+        "power_w": _nullable({"type": "number", "description": "what the cards take"}),
+        "cpu_s": {"type": "number", "description": "CPU time of llmctl itself"},
     }
 )
 _HEALTH: Final = _object(
@@ -178,6 +196,12 @@ def describe(address: str) -> dict[str, Any]:
                 parameters=[{"name": "model", "in": "path", "required": True, "schema": _TEXT}],
             ),
             "/llmctl/status": _get("What runs", {"200": _answer("the presets", _STATUS), **_UNAUTHORISED}, security=_ADMIN),
+            "/llmctl/top": _get(
+                "What runs and what is in work, with counters",
+                {"200": _answer("the moment", _TOP), **_UNAUTHORISED},
+                security=_ADMIN,
+            ),
+            "/metrics": _get("For Prometheus", {"200": _answer("its text format, or OpenMetrics", _TEXT, "text/plain")}),
             "/llmctl/openapi.json": _get(
                 "This document", {"200": _answer("it", {"type": "object"}), **_UNAUTHORISED}, security=_ADMIN
             ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -43,6 +43,17 @@ class Running:
         return self._ask("POST", path, json=body)
 
     @contextmanager
+    def polling(self, path: str) -> Iterator[Callable[[], dict[str, Any]]]:
+        """Gives what GETs one of its routes each time that it is called, over one kept connection. Same errors as :meth:`get`."""
+        with httpx2.Client(headers=self._headers, timeout=ANSWER_S, trust_env=False) as client:
+
+            def ask() -> dict[str, Any]:
+                with self._heard():
+                    return _answer(client.get(self._url(path)))
+
+            yield ask
+
+    @contextmanager
     def events(self) -> Iterator[Iterator[dict[str, Any]]]:
         """Its events from now on; the present states come first."""
         with (
@@ -54,11 +65,9 @@ class Running:
 
     def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
         with self._heard():
-            reply = httpx2.request(method, self._url(path), headers=self._headers, timeout=ANSWER_S, trust_env=False, **more)
-            _check(reply)
-            found = reply.json()
-        assert isinstance(found, dict)
-        return found
+            return _answer(
+                httpx2.request(method, self._url(path), headers=self._headers, timeout=ANSWER_S, trust_env=False, **more)
+            )
 
     @property
     def _headers(self) -> dict[str, str]:
@@ -78,6 +87,13 @@ class Running:
                 exit=Exit.BUSY,
                 hint="llmctl logs llmctl",
             ) from exc
+
+
+def _answer(reply: httpx2.Response) -> dict[str, Any]:
+    _check(reply)
+    found = reply.json()
+    assert isinstance(found, dict)
+    return found
 
 
 def _check(reply: httpx2.Response) -> None:

@@ -109,8 +109,10 @@ _STEPS: Final[Mapping[int, Callable[[sqlite3.Connection], None]]] = MappingProxy
 """What makes a file of the schema before one of this."""
 
 
-def prepare(connection: sqlite3.Connection, now: float) -> None:
-    """Make the file one of today's schema, and close what a kill left open as ``interrupted``; ``now`` is in seconds since 1970.
+def prepare(connection: sqlite3.Connection, now: float | None) -> None:
+    """Make the file one of today's schema, and close what a kill left open as ``interrupted``.
+
+    ``now`` is in seconds since 1970; without it, what is open stays so, as in a copy that is only read.
 
     Raises :class:`sqlite3.Error`, also for a file of a newer schema; then nothing was changed.
     """
@@ -133,7 +135,8 @@ def prepare(connection: sqlite3.Connection, now: float) -> None:
             connection.execute(statement)
         _remake_view(connection)
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
-        _close_open(connection, now)
+        if now is not None:
+            _close_open(connection, now)
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")

@@ -261,7 +261,7 @@ def test_usage_sums_what_was_answered(box: Box) -> None:
 
 def test_usage_of_an_empty_home_is_empty(tmp_path: Path) -> None:
     home = {"LLMCTL_HOME": str(tmp_path)}
-    assert json.loads(console.llmctl(home, "usage", "--json").stdout) == {"rows": []}
+    assert json.loads(console.llmctl(home, "usage", "--json").stdout)["rows"] == []
     assert console.llmctl(home, "usage", "--records", "--json").stdout == ""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from supervisor import ledger
+from supervisor import accounts
 from tests.conftest import Box, Client, until
 
 MOST_BYTES = 80_000_000
@@ -31,7 +31,7 @@ def served(client: Client, count: int) -> int:
 
 def written(client: Client) -> int:
     """Records of streams that ended well, on disk."""
-    return sum(row["ok"] or 0 for row in ledger.sums(client.box.home.ledger))
+    return sum(row["ok"] or 0 for row in accounts.sums(client.box.home.ledger))
 
 
 async def streams(client: Client, count: int) -> None:

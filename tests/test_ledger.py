@@ -79,8 +79,16 @@ def test_a_row_is_opened_at_admission_and_closed_with_what_was_learnt(book: Ledg
     row.queue_s, row.load_s, row.up_s, row.ahead, row.wasted_tokens = 0.25, 1.5, 60.0, 4, 7
     gaps = {pace.OFFSET - 1: 99, pace.OFFSET + 7: 1}
     figures: dict[str, Any] = {
-        **{"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 11, "prefill_tps": 500.0, "decode_tps": 100.0},
-        **{"draft_tokens": 20, "draft_accepted": 15, "finish_reason": "stop", "prefill_ms": 16.0, "decode_ms": 110.0},
+        "prompt_tokens": 12,
+        "cached_tokens": 4,
+        "completion_tokens": 11,
+        "prefill_tps": 500.0,
+        "decode_tps": 100.0,
+        "draft_tokens": 20,
+        "draft_accepted": 15,
+        "finish_reason": "stop",
+        "prefill_ms": 16.0,
+        "decode_ms": 110.0,
     }
     reading = Reading(**figures, gaps=gaps, first_s=row.opened_s + 2.0, sent_bytes=1234)
     parting = Parting(prompt_chars=50, shared_chars=40, shared_with="req_0", parted_in="message 2 (user)")
@@ -89,20 +97,52 @@ def test_a_row_is_opened_at_admission_and_closed_with_what_was_learnt(book: Ledg
     assert found["closed_at"] >= found["opened_at"] == opened["opened_at"]
     assert found["total_ms"] >= 0
     assert {key: value for key, value in found.items() if key not in ("seq", "id", "opened_at", "closed_at", "total_ms")} == {
-        **{"preset": "tiny", "route": CHAT, "stream": True, "batch": False, "key": None, "client": "loopback", "client_id": "mine"},
-        **{"status": "ok", "http_status": 200, "error": None, "attempts": 2, "wasted_tokens": 7, "dropped_turns": 3},
-        **{"ahead": 4, "queue_ms": 250.0, "load_ms": 1500.0, "up_ms": 60_000.0, "ttft_ms": 2000.0},
+        "preset": "tiny",
+        "route": CHAT,
+        "stream": True,
+        "batch": False,
+        "key": None,
+        "client": "loopback",
+        "client_id": "mine",
+        "status": "ok",
+        "http_status": 200,
+        "error": None,
+        "attempts": 2,
+        "wasted_tokens": 7,
+        "dropped_turns": 3,
+        "ahead": 4,
+        "queue_ms": 250.0,
+        "load_ms": 1500.0,
+        "up_ms": 60_000.0,
+        "ttft_ms": 2000.0,
         **figures,
-        **{"counted": False, "bytes": 1234, "energy_j": None, "itl_p50_ms": 1000.0, "itl_p99_ms": 1000.0},
-        **{"prompt_chars": 50, "shared_chars": 40, "shared_with": "req_0", "parted_in": "message 2 (user)"},
-        **{"model": "m.gguf", "model_sha256": "ab", "engine": "b11312", "context": 8192, "slots": 2, "speculative": "mtp"},
+        "counted": False,
+        "bytes": 1234,
+        "energy_j": None,
+        "itl_p50_ms": 1000.0,
+        "itl_p99_ms": 1000.0,
+        "prompt_chars": 50,
+        "shared_chars": 40,
+        "shared_with": "req_0",
+        "parted_in": "message 2 (user)",
+        "model": "m.gguf",
+        "model_sha256": "ab",
+        "engine": "b11312",
+        "context": 8192,
+        "slots": 2,
+        "speculative": "mtp",
     }
 
 
 def test_a_row_nobody_learnt_anything_of_is_an_error_with_unknown_figures(book: Ledger, path: Path) -> None:
     book.close(book.open(CHAT, "tiny"))
     found = until(lambda: closed(path))[0]
-    assert (found["status"], found["prompt_tokens"], found["completion_tokens"], found["wasted_tokens"]) == ("error", None, None, None)
+    assert (found["status"], found["prompt_tokens"], found["completion_tokens"], found["wasted_tokens"]) == (
+        "error",
+        None,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("problem", [ValueError("x"), KeyError("x"), OverflowError("x"), RecursionError("x")])
@@ -508,7 +548,9 @@ def test_a_value_that_can_not_be_stored_is_unknown_and_holds_up_nobody(book: Led
     assert book.lost == 0
 
 
-def test_what_a_shut_can_not_write_is_counted_as_lost(failures: list[bool], book: Ledger, path: Path, stuck: sqlite3.Connection) -> None:
+def test_what_a_shut_can_not_write_is_counted_as_lost(
+    failures: list[bool], book: Ledger, path: Path, stuck: sqlite3.Connection
+) -> None:
     for _ in range(3):
         book.close(book.open(CHAT, "tiny"))
     book.shut()

@@ -40,7 +40,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
             "openapi",
         ),
         *("ask", "fault", "sse", "pace", "meter", "assemble", "choices", "messages", "responses", "native", "shorten"),
-        *("energy", "speculation", "likeness", "why"),
+        *("energy", "speculation", "likeness", "why", "glance"),
     ),
     # 3 effects, one outside thing each
     (
@@ -54,7 +54,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         *("reply", "length", "proxy", "live", "control", "app", "serve"),
     ),
     # 5 edge
-    ("render", "following", "planning", "commands", "cli", "docs", "__main__"),
+    ("render", "following", "planning", "spendlog", "dashboard", "screen", "commands", "cli", "docs", "__main__"),
 )
 ORDER = [name for rank in RANKS for name in rank]
 RANK = {name: number for number, rank in enumerate(RANKS) for name in rank}
@@ -86,6 +86,10 @@ TESTED_IN = {
     "app": "test_control",
     "live": "test_control",
     "record": "test_ledger",
+    "spendlog": "test_usage",
+    "glance": "test_top",
+    "dashboard": "test_top",
+    "screen": "test_top",
     "schema": "test_ledger",
     "serve": "test_rounds",
     "__main__": "test_commands",

@@ -29,6 +29,9 @@ def command(as_json: bool) -> None:
         return
     render.out(f"{found['address']}/v1  pid {found['pid']}  engine {found['engine']}")
     render.table(COLUMNS, [_row(each) for each in found["presets"]])
+    if found["records_lost"]:
+        render.out(f"\n{found['records_lost']:,} records of requests could not be kept: the disk takes none")
+        render.out("try: free some room on it, and llmctl usage")
     for each in found["presets"]:
         _show_end(each)
     for each in found["presets"]:
