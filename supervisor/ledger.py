@@ -322,6 +322,11 @@ class Ledger:
             log.debug("the ledger can't be written: %s", exc)
             self._let_go()
             return False
+        except Exception:  # a fault of ours costs these records, and none after them
+            log.exception("%d records can't be written", len(batch.closed))
+            self._let_go()
+            self.lost += len(batch.closed)
+            batch.closed.clear()
         _clear(batch)
         return True
 

@@ -37,6 +37,7 @@ def describe(ward: Ward) -> dict[str, Any]:
         "stopped_by": ward.unwanted.value if ward.unwanted else None,
         "used_mib": {"host": _whole_mib(ward.own_bytes), "card": _whole_mib(ward.card_bytes)},
         "loaded": ward.loaded if ward.state is State.STARTING else None,
+        "speculative": ward.guessing,
         "pinned": ward.preset.pin,
         "memory": _memory(ward),
     }

@@ -5,10 +5,11 @@ The routes that go to a child are OpenAI's, Anthropic's and llama.cpp's, and des
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from supervisor import __version__
 from supervisor.lifecycle import State
+from supervisor.option import Speculation
 
 _JSON: Final = "application/json"
 _STATE: Final = {"enum": [state.value for state in State]}
@@ -63,6 +64,7 @@ _MODEL: Final = _object(
         ),
     }
 )
+_METHOD: Final = {"enum": list(get_args(Speculation))}
 _PRESET: Final = _object(
     {
         "name": _NAME,
@@ -81,6 +83,16 @@ _PRESET: Final = _object(
         "held": {"type": "boolean", "description": "drained: its requests wait until it is restarted"},
         "used_mib": _object({"host": _nullable(_COUNT), "card": _nullable(_COUNT)}),
         "loaded": _nullable({"type": "number", "minimum": 0, "maximum": 1, "description": "part of its files that it has read"}),
+        "speculative": _object(
+            {
+                "method": _nullable({**_METHOD, "description": "how its engine guesses ahead"}),
+                "acceptance": _nullable(
+                    {"type": "number", "minimum": 0, "maximum": 1, "description": "part of its late guesses that was right"}
+                ),
+                "asked": {**_METHOD, "description": "what the preset asks for first"},
+                "why": _nullable({"type": "string", "description": "why it is another one"}),
+            }
+        ),
         "pinned": {"type": "boolean"},
         "memory": _nullable(
             _object(

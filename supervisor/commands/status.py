@@ -33,6 +33,8 @@ def command(as_json: bool) -> None:
         render.out(f"\n{found['records_lost']:,} records of requests could not be kept: the disk takes none")
         render.out("try: free some room on it, and llmctl usage")
     for each in found["presets"]:
+        _show_guessing(each)
+    for each in found["presets"]:
         _show_end(each)
     for each in found["presets"]:
         if each["pid"] is not None and each["memory"] is not None:
@@ -76,6 +78,16 @@ def _memory(preset: dict[str, Any]) -> tuple[int | None, int | None]:
     if memory["device"] != ON_CPU:
         return used["card"], round(device_mib)
     return used["host"], round(device_mib + sum(planned["host"].values()))
+
+
+def _show_guessing(preset: dict[str, Any]) -> None:
+    """How well it guesses ahead, and why by another way than the preset's own."""
+    guessing = preset["speculative"]
+    if guessing["method"] in (None, guessing["asked"]) and guessing["acceptance"] is None:
+        return
+    share = "" if guessing["acceptance"] is None else f", {guessing['acceptance']:.0%} right of late"
+    why = f" ({guessing['why']})" if guessing["why"] else ""
+    render.out(f"\n{preset['name']} guesses ahead by {guessing['method']}{share}{why}")
 
 
 def _show_end(preset: dict[str, Any]) -> None:
