@@ -30,7 +30,9 @@ SOCKET: Final = "child.sock"
 _OWNED: Final = (
     ("--fit", "off"),  # we plan; a silently smaller context is a broken promise
     ("--log-colors", "off"),
-    ("--log-verbosity", "4"),  # the lines that name what was allocated; no prompt text at this level
+    # The lines that name what was allocated. Of a prompt this level says nothing; but at any level the engine quotes a tool, a schema or a
+    # grammar that it refuses (tools/server/server.cpp:79, common/json-schema-to-grammar.cpp:980, src/llama-grammar.cpp:720).
+    ("--log-verbosity", "4"),
     ("--sse-ping-interval", "-1"),  # comments to a waiting client are the front door's
 )
 _ENGINES_AUTO: Final = ("flash_attention",)

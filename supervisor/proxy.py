@@ -98,6 +98,7 @@ class Proxy:
             ask = Ask.parse(body, route)
             ward = self._up(ask, route) or await self._ward(ask, route)
             row.preset, row.stream = ward.name, ask.streams
+            logs.preset.set(ward.name)
             party, row.batch = _rank(scope, client, ask)
             ticket = Ticket(ask.cost if route.decodes else 0, party, row.batch)
             answer = reply.choose(route, ask, body)(client, send, row, route, sequences=ask.cost)

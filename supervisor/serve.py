@@ -102,6 +102,8 @@ def run(service: Service, *, ready: Ready) -> None:
         gc.set_threshold(GC_THRESHOLD)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors a request; the usual soft limit is 1,024
+        _, largest = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, largest))  # a dump of us, or of an engine, would hold prompts and keys
         config = service.config
         ledger = Ledger(service.home.ledger, keep_days=config.records_days, keep_bytes=config.records_mib * MIB)
         stack.callback(ledger.shut)
