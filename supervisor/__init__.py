@@ -20,13 +20,14 @@ before it in its own (``tests/test_ranks.py``):
    ``fault`` (whose fault an error is), ``sse``, ``meter`` (tokens) and ``pace`` (gaps between them), ``assemble`` (an unstreamed answer of
    a streamed one) with ``choices``, ``messages``, ``responses``, ``native`` (each API's); ``openapi`` (our own routes).
    What comes of it: ``energy`` (whose it was), ``likeness`` (where prompts part), ``why`` (one record in words), ``speculation`` (whether
-   guessing pays), ``glance`` (two looks at a running llmctl, and the rates between them)
+   guessing pays), ``row`` (a record in the making), ``glance`` (two looks at a running llmctl, and the rates between them)
 3. effects, one outside thing each: ``pip``, ``source``, ``toolkit``, ``toolchain``, ``launcher``, ``build``, ``kept`` (small files that
    save work), ``hub`` (model repositories), ``store`` (model files), ``headers``, ``measured`` (what earlier starts took),
    ``conceded`` (what was given up), ``phantom`` (a model file without weights), ``child`` and its ``logfile``, ``scene`` (what the machine
    says of its end), ``vram`` (the card's memory by process), ``power`` (what it takes), ``trial`` (planned against real memory), ``pack``
    (the bundle), ``upstream``, ``rundir``, ``running`` (the llmctl that runs now, for a command).
-   The books: ``schema`` (their tables), ``ledger`` (who writes), ``accounts`` (who reads), ``metrics`` (Prometheus), ``logs``
+   The books: ``schema`` (their tables), ``ledgerfile`` and ``ledger`` (who writes), ``accounts`` (who reads), ``metrics`` (Prometheus),
+   ``logs``
 4. wiring: ``connection`` (one client), ``line`` (who waits for a child), ``order`` (what a command line asks for), ``catalog`` (what a
    request can ask for), ``ward`` (one child and what is wanted of it), ``watch`` (looks after it), ``keeper`` (its life), ``arbiter``
    (all of them), ``reply`` (one answer), ``length`` (whether a prompt fits), ``proxy`` (one request), ``live`` (what is so now),

@@ -104,7 +104,9 @@ def environment(outer: Mapping[str, str], folder: Path, preset: Preset | None = 
     """
     found = {name: outer[name] for name in _ENVIRONMENT if name in outer}
     found |= {"XDG_CONFIG_HOME": str(folder), "HOME": str(folder), "GGML_NO_BACKTRACE": "1"}
-    found["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order: else CUDA0 is the fastest card, and may be another one than was planned for
+    found["CUDA_DEVICE_ORDER"] = (
+        "PCI_BUS_ID"  # NVML's order: else CUDA0 is the fastest card, and may be another one than was planned for
+    )
     if preset is not None:
         for name, option in options().items():
             found |= option.environment(getattr(preset, name)) if applies(option, preset) else {}

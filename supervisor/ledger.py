@@ -12,9 +12,6 @@ The oldest records go when they are older than the user wants them, or take more
 
 from __future__ import annotations
 
-import dataclasses
-import errno
-import json
 import logging
 import math
 import queue
@@ -24,124 +21,30 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final
 
-from supervisor import schema
 from supervisor.errors import Error, Exit
+from supervisor.ledgerfile import Batch, LedgerFile, is_full
 from supervisor.meter import Reading
-from supervisor.record import Record, Run, Status
-from supervisor.units import MIB
-
-if TYPE_CHECKING:
-    from supervisor.likeness import Parting
+from supervisor.record import Record, Run
+from supervisor.row import Measure, Measured, Row
 
 log = logging.getLogger("llmctl.ledger")
 
-PAGE_CACHE_KIB: Final = 256
-"""Of SQLite's writer. It appends and touches the last pages again; the default 2,000 KiB fill up over the first 20,000 records and stay."""
-WAL_BYTES: Final = 4 * MIB
-"""What the write-ahead log is cut down to once it was written back."""
 BATCH_S: Final = 0.1
 """How long the writer gathers before it commits; the promise is 250 ms."""
 RETRY_S: Final = 1.0
-BUSY_S: Final = 5.0
-"""How long another process may hold the file, one that backs it up, before we try again."""
 PENDING_LIMIT: Final = 20_000
 """Records kept in memory while the disk takes none; one has about 1 KiB."""
 IDLE_S: Final = 60.0
 """Between two words on what an idle card takes."""
 PRUNE_S: Final = 3600.0
 """Between two looks for what is too old or too much."""
-PRUNED_AT_ONCE: Final = 500
-"""Records a step, or pages given back, so that no step holds up a batch: 10 ms."""
-SLACK: Final = 0.25
-"""So much of the file may be free: it will be filled again."""
 
 Reader = Callable[[Record, Run | None, Reading], None]
-
-
-class Measured(NamedTuple):
-    """What is found out about a request when it has ended, on the writer's thread."""
-
-    reading: Reading
-    parting: Parting | None = None
-
-
-Measure = Callable[[], Measured]
-
-
-@dataclass(slots=True)
-class Row:
-    """An open record. Its owner, the proxy, sets what it learns and hands it to :meth:`Ledger.close` once."""
-
-    id: str
-    opened_at: float
-    opened_s: float
-    """The same by the monotonic clock."""
-    route: str
-    preset: str
-    stream: bool = False
-    batch: bool = False
-    key: str | None = None
-    client: str | None = None
-    client_id: str | None = None
-    status: Status = "error"
-    http_status: int | None = None
-    error: str | None = None
-    attempts: int = 0
-    wasted_tokens: int = 0
-    ahead: int | None = None
-    queue_s: float | None = None
-    load_s: float | None = None
-    up_s: float | None = None
-    run: Run | None = None
-    energy_j: float | None = None
-    dropped_turns: int | None = None
-    closed_at: float | None = None
-    """Set by :meth:`Ledger.close`; from there on nobody changes it."""
-    closed_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _Batch:
-    """What the disk has not yet."""
-
-    opened: dict[str, Row] = field(default_factory=dict)
-    closed: list[tuple[Record, Run | None]] = field(default_factory=list)
-    energy: list[tuple[str, float]] = field(default_factory=list)
-    idle_j: float = 0.0
-    turned_away: Counter[tuple[int, str, str]] = field(default_factory=Counter)
-    lost: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.opened or self.closed or self.energy or self.idle_j or self.turned_away or self.lost)
-
-    def __len__(self) -> int:
-        return len(self.opened) + len(self.closed) + len(self.energy)
-
-
-_Change = tuple[Row, Measure | None] | Callable[[_Batch], None]
+_Change = tuple[Row, Measure | None] | Callable[[Batch], None]
 """A row that was opened, one that is closed and how it is measured, or what else is to be noted."""
-
-_PRUNE: Final = f"""
-DELETE FROM requests WHERE seq IN
-    (SELECT seq FROM requests WHERE status != 'open' AND opened_at < ? ORDER BY seq LIMIT {PRUNED_AT_ONCE})"""
-_OPEN: Final = f"""
-INSERT INTO requests ({", ".join(schema.FIELDS)}) VALUES ({", ".join(f":{name}" for name in schema.FIELDS)})"""
-_CLOSE: Final = f"""
-INSERT INTO requests (run, {", ".join(schema.FIELDS)}) VALUES (:run, {", ".join(f":{name}" for name in schema.FIELDS)})
-ON CONFLICT (id) DO UPDATE SET run = excluded.run, {", ".join(f"{name} = excluded.{name}" for name in schema.FIELDS if name != "id")}"""
-_RUN: Final = f"""
-INSERT OR IGNORE INTO runs ({", ".join(schema.RUN_FIELDS)}) VALUES ({", ".join(f":{name}" for name in schema.RUN_FIELDS)})"""
-_RUN_ID: Final = f"SELECT id FROM runs WHERE {' AND '.join(f'{name} IS :{name}' for name in schema.RUN_FIELDS)}"
-_ENERGY: Final = "UPDATE requests SET energy_j = ifnull(energy_j, 0) + ? WHERE id = ?"
-_TURNED_AWAY: Final = """
-INSERT INTO turned_away VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = turned_away.count + excluded.count"""
-_LOSS: Final = """
-INSERT INTO losses VALUES (date('now', 'localtime'), ?) ON CONFLICT DO UPDATE SET count = losses.count + excluded.count"""
 
 
 class Ledger:
@@ -162,12 +65,12 @@ class Ledger:
         self._turned_away: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
         self._idle_j, self._idle_said_s = 0.0, -math.inf
-        self._runs: dict[Run, int] = {}
-        self._opened: _Opened | None = None
+        self._file = LedgerFile(path)
         try:
-            _open(path).connection.close()
+            self._file.open()
+            self._file.close()  # it is the thread's
         except (OSError, sqlite3.Error) as exc:
-            if not _is_full(exc):
+            if not is_full(exc):
                 raise Error(f"the ledger {path} can't be opened: {exc}", exit=Exit.CONFIG, hint=f"move {path} away") from exc
             log.error("the ledger %s can't be written: %s; records wait in memory", path, exc)
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
@@ -204,7 +107,7 @@ class Ledger:
         energy, idle_j = list(joules.items()), self._idle_j
         self._idle_j, self._idle_said_s = 0.0, time.monotonic()
 
-        def note(batch: _Batch) -> None:
+        def note(batch: Batch) -> None:
             batch.energy += energy
             batch.idle_j += idle_j
 
@@ -229,7 +132,7 @@ class Ledger:
     # The writer's thread
 
     def _write(self) -> None:
-        batch = _Batch()
+        batch = Batch()
         prune_at_s = time.monotonic()
         more = True
         while more:
@@ -239,9 +142,9 @@ class Ledger:
             elif more and time.monotonic() >= prune_at_s:
                 prune_at_s = time.monotonic() + (0.0 if self._prune() else PRUNE_S)
         self.lost += len(batch.closed)
-        self._let_go()
+        self._file.close()
 
-    def _gather(self, batch: _Batch, until_s: float) -> bool:
+    def _gather(self, batch: Batch, until_s: float) -> bool:
         """Add the changes of one batch, or return at that time; False when it was the last."""
         if not batch:
             try:
@@ -261,7 +164,7 @@ class Ledger:
                 return False
             self._add(batch, change)
 
-    def _add(self, batch: _Batch, change: _Change) -> None:
+    def _add(self, batch: Batch, change: _Change) -> None:
         if not isinstance(change, tuple):
             change(batch)
             return
@@ -270,243 +173,60 @@ class Ledger:
             if len(batch) < PENDING_LIMIT:  # else it is written when it is closed
                 batch.opened[row.id] = row
             return
-        record, reading = _record(row, measure)
+        measured = _measured(row, measure)
+        record = row.closed(measured)
         for reader in self.readers:
             try:
-                reader(record, row.run, reading)
+                reader(record, row.run, measured.reading)
             except Exception:  # who listens mustn't end the writer
                 log.exception("%s", record.id)
         batch.opened.pop(record.id, None)
         if len(batch) < PENDING_LIMIT:
             batch.closed.append((record, row.run))
         else:
-            self._lose(batch)
+            if not batch.lost:
+                log.error("records are being lost: the disk has taken none for a while")
+            self.lost += 1
+            batch.lost += 1
 
-    def _lose(self, batch: _Batch) -> None:
-        if not batch.lost:
-            log.error("records are being lost: the disk has taken none for a while")
-        self.lost += 1
-        batch.lost += 1
-
-    def _note_turned_away(self, batch: _Batch) -> None:
+    def _note_turned_away(self, batch: Batch) -> None:
         with self._lock:
             counts, self._turned_away = self._turned_away, Counter()
         minute = int(time.time() // 60) * 60
         for (code, client), count in counts.items():
             batch.turned_away[minute, code, client] += count
 
-    def _connection(self) -> sqlite3.Connection:
-        """The file, opened; anew where it was removed or replaced. Raises OSError or :class:`sqlite3.Error`."""
-        if self._opened is not None and not self._opened.is_there(self.path):
-            log.warning("the ledger %s is gone, a new one is begun", self.path)
-            self._let_go()
-        if self._opened is None:
-            self._opened = _open(self.path)
-        return self._opened.connection
-
-    def _let_go(self) -> None:
-        self._runs.clear()
-        if self._opened is not None:
-            with suppress(sqlite3.Error):
-                self._opened.connection.close()
-            self._opened = None
-
-    def _commit(self, batch: _Batch) -> bool:
+    def _commit(self, batch: Batch) -> bool:
         """Write the batch; False when the disk or a lock doesn't let us, and it has to be tried again."""
         try:
-            connection = self._connection()
-            connection.execute("BEGIN IMMEDIATE")
-            self._put(connection, batch)
-            connection.execute("COMMIT")
+            refused = self._file.commit(batch)
         except (OSError, sqlite3.Error) as exc:
             log.debug("the ledger can't be written: %s", exc)
-            self._let_go()
+            self._file.close()
             return False
         except Exception:  # a fault of ours costs these records, and none after them
             log.exception("%d records can't be written", len(batch.closed))
-            self._let_go()
-            self.lost += len(batch.closed)
-            batch.closed.clear()
-        _clear(batch)
+            self._file.close()
+            refused = len(batch.closed)
+        self.lost += refused
+        for each in (batch.opened, batch.closed, batch.energy, batch.turned_away):
+            each.clear()
+        batch.idle_j, batch.lost = 0.0, refused  # which is written with the next batch
         return True
-
-    def _put(self, connection: sqlite3.Connection, batch: _Batch) -> None:
-        found: list[tuple[str, dict[str, Any]]] = [(_OPEN, _as_open(row)) for row in batch.opened.values()]
-        for record, run in batch.closed:
-            values = {name: getattr(record, name) for name in schema.FIELDS}
-            found.append((_CLOSE, {**values, "run": self._run_id(connection, run)}))
-        for statement, values in sorted(found, key=lambda each: str(each[1]["id"])):  # seq is the order of admission
-            if not self._put_one(connection, statement, values) and statement is _CLOSE:
-                self._lose(batch)
-        connection.execute(schema.SUM_THESE, (json.dumps([record.id for record, _ in batch.closed]),))
-        for request, joules in batch.energy:
-            connection.execute(_ENERGY, (joules, request))
-            connection.execute(schema.ADD_ENERGY, (request, joules))
-        if batch.idle_j:
-            connection.execute(schema.ADD_IDLE, (batch.idle_j,))
-        connection.executemany(_TURNED_AWAY, ((*what, count) for what, count in batch.turned_away.items()))
-        if batch.lost:
-            connection.execute(_LOSS, (batch.lost,))
-
-    @staticmethod
-    def _put_one(connection: sqlite3.Connection, statement: str, values: Mapping[str, Any]) -> bool:
-        """A value that SQLite can't hold, from an engine that speaks otherwise, mustn't hold up the rest."""
-        try:
-            connection.execute(statement, values)
-        except (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError, OverflowError, ValueError) as exc:
-            log.warning("the record %s can't be written: %s", values["id"], type(exc).__name__)
-            return False
-        return True
-
-    def _run_id(self, connection: sqlite3.Connection, run: Run | None) -> int | None:
-        if run is None:
-            return None
-        if run not in self._runs:
-            values = dataclasses.asdict(run)
-            connection.execute(_RUN, values)
-            self._runs[run] = connection.execute(_RUN_ID, values).fetchone()[0]
-        return self._runs[run]
 
     def _prune(self) -> bool:
-        """Remove some records that are too old or too many, and give some room back; whether there may be more to do."""
+        """Whether there may be more to prune."""
         try:
-            connection = self._connection()
-            size, pages, free = (
-                int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_size", "page_count", "freelist_count")
-            )
-            is_too_large = (pages - free) * size > self._keep_bytes
-            before = math.inf if is_too_large else time.time() - self._keep_s
-            gone = connection.execute(_PRUNE, (before,)).rowcount
-            connection.execute("DELETE FROM turned_away WHERE minute < ?", (time.time() - self._keep_s,))
-            gives_back = not gone and free > pages * SLACK
-            if gives_back:
-                connection.execute(f"PRAGMA incremental_vacuum({PRUNED_AT_ONCE})").fetchall()
-                connection.execute("PRAGMA wal_checkpoint").fetchall()  # only then the file is shorter
+            return self._file.prune(time.time() - self._keep_s, self._keep_bytes)
         except (OSError, sqlite3.Error) as exc:
             log.debug("the ledger can't be pruned: %s", exc)
-            self._let_go()
-            return False
-        return gives_back or gone == PRUNED_AT_ONCE or (is_too_large and gone > 0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """The file as it was opened."""
-
-    connection: sqlite3.Connection
-    inode: int
-
-    def is_there(self, path: Path) -> bool:
-        """Whether the path still leads to it: what is written to a removed file is gone with it."""
-        try:
-            return path.stat().st_ino == self.inode
-        except OSError:
+            self._file.close()
             return False
 
 
-def _open(path: Path) -> _Opened:
-    """Open or create the file, and make it one of today's. Raises OSError or :class:`sqlite3.Error`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+def _measured(row: Row, measure: Measure) -> Measured:
     try:
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
-        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
-        schema.prepare(connection, time.time())
-        return _Opened(connection, path.stat().st_ino)
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _is_full(exc: OSError | sqlite3.Error) -> bool:
-    """Whether there is only no room for it now."""
-    if isinstance(exc, OSError):
-        return exc.errno in (errno.ENOSPC, errno.EDQUOT)
-    return getattr(exc, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-
-
-def _clear(batch: _Batch) -> None:
-    for each in (batch.opened, batch.closed, batch.energy, batch.turned_away):
-        each.clear()
-    batch.idle_j, batch.lost = 0.0, 0
-
-
-def _as_open(row: Row) -> dict[str, Any]:
-    opened = Record(
-        id=row.id,
-        opened_at=row.opened_at,
-        preset=row.preset,
-        route=row.route,
-        stream=row.stream,
-        batch=row.batch,
-        key=row.key,
-        client=row.client,
-        client_id=row.client_id,
-    )
-    return {name: getattr(opened, name) for name in schema.FIELDS}
-
-
-def _record(row: Row, measure: Measure) -> tuple[Record, Reading]:
-    """The record of a row that was closed, and what was read off its reply."""
-    try:
-        reading, parting = measure()
+        return measure()
     except Exception as exc:  # an engine that speaks otherwise must not end the writer
         log.warning("%s can't be measured: %s", row.id, type(exc).__name__)
-        reading, parting = Reading(), None
-    record = Record(
-        **{name: getattr(row, name) for name in _OF_ROW},
-        **{name: _storable(getattr(reading, name)) for name in _OF_READING},
-        **({name: getattr(parting, name) for name in _OF_PARTING} if parting is not None else {}),
-        counted=reading.counted,
-        wasted_tokens=row.wasted_tokens if row.attempts else None,
-        queue_ms=_ms(row.queue_s),
-        load_ms=_ms(row.load_s),
-        up_ms=_ms(row.up_s),
-        ttft_ms=_ms(None if reading.first_s is None else reading.first_s - row.opened_s),
-        total_ms=_ms(row.closed_s - row.opened_s),
-        itl_p50_ms=reading.itl_ms(0.5),
-        itl_p99_ms=reading.itl_ms(0.99),
-        bytes=reading.sent_bytes,
-    )
-    return record, reading
-
-
-_OF_ROW: Final = (
-    *(
-        "id",
-        "client_id",
-        "opened_at",
-        "closed_at",
-        "key",
-        "preset",
-        "route",
-        "stream",
-        "batch",
-        "client",
-        "status",
-        "http_status",
-    ),
-    *("error", "attempts", "ahead", "energy_j", "dropped_turns"),
-)
-_OF_READING: Final = (
-    *("prefill_ms", "decode_ms", "prompt_tokens", "cached_tokens", "completion_tokens", "prefill_tps", "decode_tps"),
-    *("draft_tokens", "draft_accepted", "finish_reason"),
-)
-_OF_PARTING: Final = ("prompt_chars", "shared_chars", "shared_with", "parted_in")
-
-
-_WORD: Final = 32
-"""Characters of a finish reason: the longest of llama.cpp's has 13."""
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1e3, 3)
-
-
-def _storable(value: object) -> Any:  # noqa: ANN401
-    """The value, or None for one of an engine's that SQLite has no room for."""
-    if isinstance(value, str):
-        return value[:_WORD].encode("utf-8", "replace").decode()
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and -(2.0**63) <= value < 2.0**63
-    return value if fits else None
+        return Measured(Reading())

@@ -25,12 +25,13 @@ from supervisor.ask import Ask
 from supervisor.connection import KEY, Connection
 from supervisor.errors import Error, Exit
 from supervisor.gate import request_id, whereabouts
-from supervisor.ledger import Ledger, Measured, Row
+from supervisor.ledger import Ledger
 from supervisor.likeness import Trails
 from supervisor.meter import Reading
 from supervisor.power import Power
 from supervisor.reply import Reply
 from supervisor.routes import ROUTES, Route
+from supervisor.row import Measured, Row
 from supervisor.suspects import Standing, fingerprint
 from supervisor.units import MIB, size
 from supervisor.upstream import Broken, Exchange, Upstream

@@ -25,12 +25,12 @@ from supervisor.choices import Chat, Text
 from supervisor.connection import Connection
 from supervisor.errors import Error
 from supervisor.fault import Fault
-from supervisor.ledger import Row
 from supervisor.messages import Messages
 from supervisor.meter import Meter, Reading
 from supervisor.native import Native
 from supervisor.responses import Responses
 from supervisor.routes import Api, Route
+from supervisor.row import Row
 from supervisor.units import MIB
 from supervisor.upstream import Broken, Consume, Exchange
 

@@ -21,9 +21,10 @@ import pytest
 from supervisor import accounts, schema
 from supervisor.accounts import By
 from supervisor.errors import Error, Exit
-from supervisor.ledger import Ledger, Measured
+from supervisor.ledger import Ledger
 from supervisor.meter import Reading
 from supervisor.record import Record, Run, columns
+from supervisor.row import Measured
 from tests.conftest import until
 
 CHAT = "/v1/chat/completions"
@@ -326,7 +327,8 @@ def test_without_a_file_there_is_nothing_and_none_is_made(path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from supervisor.ledger import Ledger, Measured
+from supervisor.ledger import Ledger
+from supervisor.row import Measured
 from supervisor.meter import Reading
 book = Ledger(Path(sys.argv[1]))
 print("go", flush=True)

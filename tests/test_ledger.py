@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from supervisor import accounts, ledger, pace, schema
+from supervisor import accounts, ledger, ledgerfile, pace, schema
 from supervisor.errors import Error, Exit
-from supervisor.ledger import Ledger, Measured
+from supervisor.ledger import Ledger
 from supervisor.likeness import Parting
 from supervisor.meter import Reading
 from supervisor.record import Record, Run
+from supervisor.row import Measured
 from tests.conftest import until
 
 CHAT = "/v1/chat/completions"
@@ -49,7 +50,7 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return done
 
     monkeypatch.setattr(ledger, "RETRY_S", 0.005)
-    monkeypatch.setattr(ledger, "BUSY_S", 0.0)
+    monkeypatch.setattr(ledgerfile, "BUSY_S", 0.0)
     monkeypatch.setattr(Ledger, "_commit", watched)
     return found
 

@@ -128,7 +128,9 @@ def test_a_recorded_stream_reads_the_same_byte_by_byte_and_in_odd_pieces(path: P
 
 def test_rates_come_from_the_timings_and_the_first_token_is_free() -> None:
     found = read(chunk(), chunk(text=None, reason="stop", timings=TIMINGS), DONE)
-    assert found == Reading(12, 4, 11, prefill_tps=500.0, decode_tps=100.0, finish_reason="stop", prefill_ms=16.0, decode_ms=100.0)
+    assert found == Reading(
+        12, 4, 11, prefill_tps=500.0, decode_tps=100.0, finish_reason="stop", prefill_ms=16.0, decode_ms=100.0
+    )
 
 
 def test_one_token_has_no_decode_rate() -> None:

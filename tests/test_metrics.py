@@ -18,12 +18,13 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.samples import Sample
 
 from supervisor import metrics, pace
-from supervisor.ledger import Ledger, Measured
+from supervisor.ledger import Ledger
 from supervisor.lifecycle import State
 from supervisor.meter import Meter, Reading
 from supervisor.metrics import DECLARED, Live, LivePreset, Metrics
 from supervisor.record import Record, Status
 from supervisor.routes import ROUTES
+from supervisor.row import Measured
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 CHAT = "/v1/chat/completions"

@@ -40,13 +40,13 @@ RANKS: tuple[tuple[str, ...], ...] = (
             "openapi",
         ),
         *("ask", "fault", "sse", "pace", "meter", "assemble", "choices", "messages", "responses", "native", "shorten"),
-        *("energy", "speculation", "likeness", "why", "glance"),
+        *("energy", "speculation", "likeness", "why", "glance", "row"),
     ),
     # 3 effects, one outside thing each
     (
         *("pip", "source", "toolkit", "toolchain", "launcher", "build", "kept", "hub", "store", "headers", "measured", "phantom"),
         *("conceded", "logfile", "child", "scene", "vram", "power", "trial", "pack", "upstream", "rundir", "running"),
-        *("schema", "ledger", "accounts", "metrics", "logs"),
+        *("schema", "ledgerfile", "ledger", "accounts", "metrics", "logs"),
     ),
     # 4 wiring
     (
@@ -91,6 +91,8 @@ TESTED_IN = {
     "dashboard": "test_top",
     "screen": "test_top",
     "schema": "test_ledger",
+    "ledgerfile": "test_ledger",
+    "row": "test_ledger",
     "serve": "test_rounds",
     "__main__": "test_commands",
 }
@@ -237,7 +239,7 @@ def test_the_packages_docstring_tells_the_same_ranks() -> None:
     assert told == {rank: {name for name in RANK if RANK[name] == rank} - {"__main__"} for rank in range(len(RANKS))}
 
 
-WALL_CLOCK = {"ledger", "control", "connection"}
+WALL_CLOCK = {"ledger", "ledgerfile", "control", "connection"}
 """Records, the age of a model, the Date header: what people read. Everything that waits or compares uses a clock that nobody can set."""
 
 

@@ -18,10 +18,11 @@ import pytest
 from supervisor import accounts, paths, spendlog
 from supervisor.config import Config
 from supervisor.errors import Exit
-from supervisor.ledger import Ledger, Measured
+from supervisor.ledger import Ledger
 from supervisor.meter import Reading
 from supervisor.record import STATUSES, Record, Run, columns
 from supervisor.routes import ROUTES
+from supervisor.row import Measured
 from tests import console
 
 CHAT = "/v1/chat/completions"

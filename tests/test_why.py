@@ -15,10 +15,11 @@ import pytest
 from supervisor import why
 from supervisor.commands.why import BAR, LOOKS, _cells
 from supervisor.errors import Exit
-from supervisor.ledger import Ledger, Measured
+from supervisor.ledger import Ledger
 from supervisor.likeness import Parting
 from supervisor.meter import Reading
 from supervisor.record import STATUSES, Record, Run
+from supervisor.row import Measured
 from supervisor.why import ERRORS, Quartiles, Segment, Usual, explain, segments, spell, usual
 from tests import console
 
