@@ -4,7 +4,7 @@ PRESET ?= tiny
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help run engine test test-all check check-static chaos fix bench-door bench-leaving bench-memory bench-proxy
+.PHONY: help run engine test test-all check check-static chaos fix bench-door bench-leaving bench-memory bench-metering bench-proxy
 
 help:
 	@echo 'make run [PRESET=tiny]  build the engine once, fetch the model, serve, print the address'
@@ -17,6 +17,7 @@ help:
 	@echo 'make bench-door         swaps, queues, slots and records: what is promised beside what is seen'
 	@echo 'make bench-leaving      how soon the engine is free of a client that left'
 	@echo 'make bench-memory       planned against allocated memory: 64 runs of the engine on models without weights, half an hour'
+	@echo 'make bench-metering     records against requests, sums against the engine, kills, a full disk, the cost of it all'
 	@echo 'make bench-proxy        CPU per streamed chunk and first byte, beside nginx where it is installed'
 
 run: $(VENV)/run engine
@@ -54,6 +55,9 @@ bench-door: $(VENV)/dev engine
 
 bench-memory: $(VENV)/dev engine
 	$(BIN)/python -m bench.memory
+
+bench-metering: $(VENV)/dev
+	$(BIN)/python -m bench.metering
 
 bench-proxy: $(VENV)/dev
 	$(BIN)/python -m bench.proxy

@@ -151,13 +151,14 @@ class Box:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def closed_records(self, count: int) -> list[dict[str, Any]]:
-        """The rows, once ``count`` of them are closed."""
+        """The rows of requests that have ended, once there are ``count``."""
 
-        def closed() -> list[dict[str, Any]] | None:
-            rows = list(accounts.records(self.home.ledger, 100_000))
-            return rows if sum(row["status"] != "open" for row in rows) >= count else None
+        def closed() -> tuple[list[dict[str, Any]]] | None:
+            rows = [row for row in accounts.records(self.home.ledger, 100_000) if row["status"] != "open"]
+            return (rows,) if len(rows) >= count else None
 
-        return list(until(closed))
+        (found,) = until(closed)
+        return list(found)
 
     def close(self) -> None:
         """End what was started, by pid."""

@@ -26,6 +26,7 @@ from supervisor.causes import Kind
 from supervisor.errors import Error
 from supervisor.estimate import Estimate
 from supervisor.lifecycle import State
+from supervisor.option import Speculation
 from supervisor.placement import HOST
 from supervisor.plan import Plan
 from supervisor.preset import Preset
@@ -64,7 +65,9 @@ class Shelf:
     servers: dict[str, Path] = field(default_factory=dict)
     """Another binary than the fake."""
     problems: dict[str, Error] = field(default_factory=dict)
-    """What keeps a preset from being planned."""
+    """What keeps a preset from being planned; with a method after its name, from being planned with that."""
+    no_guesses: set[str] = field(default_factory=set)
+    """Who has given up guessing ahead."""
     missing: set[str] = field(default_factory=set)
     """Whose model isn't here."""
     lag_s: float = 0.0
@@ -98,12 +101,15 @@ class Shelf:
     def here(self, name: str) -> bool:
         return name not in self.missing
 
-    def launch(self, name: str, spare: Mapping[str, int]) -> Launch:
+    def launch(self, name: str, spare: Mapping[str, int], method: Speculation | None = None) -> Launch:
         """On a thread, as the real one."""
         self.spare.append((name, spare))
-        if name in self.problems:
-            raise self.problems[name]
-        chosen, size = self.presets[name], int(self.sizes[name] * GIB)
+        if problem := self.problems.get(name) or self.problems.get(f"{name} {method}"):
+            raise problem
+        asked, size = self.presets[name], int(self.sizes[name] * GIB)
+        chosen = asked = asked.drafting(method) if method else asked
+        if name in self.no_guesses:
+            chosen = dataclasses.replace(asked, speculative="off")
         where = planned().budget
         if chosen.device == CARD:
             where = dataclasses.replace(where, device="card", card=cards.named("rtx3070"))
@@ -115,7 +121,8 @@ class Shelf:
         folder = self.root / "run" / name
         env = argv.environment(os.environ, folder)
         step_down = functools.partial(self.step_down, name)
-        return Launch(found, words, env, folder, self.root / f"{name}.log", self.seen.append, step_down)
+        log = self.root / f"{name}.log"
+        return Launch(found, words, env, folder, log, self.seen.append, step_down, method=asked.speculative)
 
     def refresh(self) -> None:
         """On a thread, as the real one; the presets here are always as they are."""

@@ -583,3 +583,34 @@ def test_minimal_gguf(tmp_path: Path) -> None:
     data = gguf.minimal(tmp_path / "m.gguf", llama__block_count=30).read_bytes()
     assert data[:8] == b"GGUF\x03\0\0\0"
     assert int.from_bytes(data[16:24], "little") == len(gguf.KEYS)
+
+
+def test_tells_what_the_cache_had(start: Start) -> None:
+    engine = start(cached=2)
+    *_, last, _ = events(engine.client().ask(CHAT).read())
+    assert (last["timings"]["cache_n"], last["timings"]["prompt_n"]) == (2, 1)
+    message = json.loads(engine.client().ask({**CHAT, "stream": False, "fake": {"cached": 99}}, "/v1/messages").read())
+    assert message["usage"] == {"cache_read_input_tokens": 2, "input_tokens": 1, "output_tokens": 16}  # one is always computed
+
+
+def test_writes_down_what_it_made_for_whom(start: Start) -> None:
+    engine = start("--spec-type", "ngram-mod", cached=1, drafts={"ngram-mod": [4, 3]})
+    engine.client().ask({**CHAT, "user": "somebody", "n": 2, "fake": {"tokens": 8}}).read()
+    made = {"prompt": 6, "cached": 2, "completion": 16, "draft_n": 16, "draft_n_accepted": 12}
+    assert engine.wait("finished", user="somebody", how="done", route="chat")["made"] == made
+
+
+def test_a_fault_takes_what_was_said_to_its_client_and_tells_of_each(start: Start) -> None:
+    engine = start()
+    silent = engine.client().ask({**CHAT, "user": "silent", "fake": {"stall_after_tokens": 5}})
+    engine.client().ask({**CHAT, "user": "quick"}).read()
+    engine.wait("stalled", user="silent")
+    deferred = engine.client()
+    deferred.request("POST", "/v1/chat/completions", json.dumps({**CHAT, "user": "deferred", "n": 2}))
+    engine.wait("request", count=3)
+    engine.process.send_signal(signal.SIGUSR2)
+    assert engine.process.wait(10) == -signal.SIGABRT
+    with pytest.raises(http.client.IncompleteRead) as broken:
+        silent.read()
+    assert broken.value.partial.count(b'"content":"') == 5
+    assert {event["user"]: event["tokens"] for event in fakes.events(engine.folder, "lost")} == {"silent": 5, "deferred": 0}

@@ -53,6 +53,30 @@ OWN = Model("own.gguf", path="/own.gguf")
             "speculative: off",
         ),
         (
+            {"speculative": "ngram", "speculative_next": ("draft",)},
+            PLAIN,
+            None,
+            "speculative_next",
+            "speculative_next has draft, but there is no draft_model",
+            "add draft_model: or leave it out",
+        ),
+        (
+            {"speculative": "ngram", "speculative_next": ("mtp",)},
+            PLAIN,
+            None,
+            "speculative_next",
+            "speculative_next has mtp, but mtp of plain.gguf is no",
+            "a file with an MTP head, and mtp: yes",
+        ),
+        (
+            {"speculative": "mtp", "speculative_next": ("off", "ngram")},
+            MTP,
+            None,
+            "speculative_next",
+            "speculative_next is off ngram, but nothing is guessed with off, so nothing comes after it",
+            "move off to the end, or leave it out",
+        ),
+        (
             {"batch": 256, "ubatch": 512},
             PLAIN,
             None,
@@ -132,6 +156,9 @@ def test_each_conflict_has_its_sentence(
         ({"speculative": "mtp"}, MTP, None),
         ({"speculative": "mtp"}, OWN, None),  # its header says, once it is read
         ({"speculative": "draft"}, PLAIN, UNSAID),
+        ({"speculative": "ngram", "speculative_next": ("draft",)}, PLAIN, UNSAID),
+        ({"speculative": "mtp", "speculative_next": ("mtp", "ngram", "off")}, MTP, None),
+        ({"speculative": "off", "speculative_next": ("mtp", "draft")}, PLAIN, None),  # idle: one of the file's modes may guess
         ({"batch": 512, "ubatch": 512, "kind": "embedding", "pooling": "mean"}, PLAIN, None),
         ({"batch": 64}, PLAIN, None),  # an auto ubatch is no more than the batch
         ({"batch": 2048, "kind": "embedding"}, PLAIN, None),
@@ -161,6 +188,12 @@ def test_what_goes_together(chosen: dict[str, Any], model: Model, draft: Model |
             "draft_length is 2, but speculative is ngram, so it doesn't count",
             "speculative: mtp",
         ),
+        (
+            "speculative_next",
+            {"speculative_next": ("mtp", "off")},
+            "speculative_next is mtp off, but speculative is off, so it doesn't count",
+            "speculative: mtp",
+        ),
         ("reasoning_budget", {}, "reasoning_budget is unlimited, but reasoning is off, so it doesn't count", "reasoning: on"),
         ("reasoning", {"kind": "rerank"}, "reasoning is off, but kind is rerank, so it doesn't count", "kind: chat"),
         (
@@ -183,6 +216,8 @@ def test_what_keeps_an_option_from_counting(name: str, chosen: dict[str, Any], m
         ("gpu_layers", {"device": "CUDA0"}),
         ("pooling", {"kind": "rerank"}),
         ("draft_length", {"speculative": "draft"}),
+        ("draft_length", {"speculative": "ngram", "speculative_next": ("draft",)}),  # it may come to that
+        ("speculative_next", {"speculative": "ngram"}),
         ("slots", {}),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from supervisor import value
 from supervisor.option import options
-from supervisor.value import Choice, Duration, Integer, Kind, List, Names, Number, Switch, Text, Value
+from supervisor.value import Choice, Choices, Duration, Integer, Kind, List, Names, Number, Switch, Text, Value
 from supervisor.words import FAULTS, Fault, Series, Word
 
 WHOLE = Integer(1, 256)
@@ -14,6 +14,7 @@ AUTO = Integer(1, 16, ("auto",))
 DECIMAL = Number(-2, 2)
 LASTING = Duration(1, 86_400, ("off",))
 DURATION = "should be 'off' or a duration from 1s to 1d, like 90s, 10m, 2h or 1d"
+SOME = Choices("[a]", ("a", "b", "c"))
 NAME = "a name of 1 to 128 printable characters without blanks"
 
 
@@ -45,6 +46,8 @@ NAME = "a name of 1 to 128 printable characters without blanks"
         (Duration(0, 9), "0", 0),
         (Names(), "gpt-4o qwen/qwen3.5:4b 'ü'", ("gpt-4o", "qwen/qwen3.5:4b", "ü")),
         (Names(), "", ()),
+        (SOME, "b a", ("b", "a")),
+        (SOME, "", ()),
         (Names(), "a" * 128, ("a" * 128,)),
     ],
 )
@@ -99,6 +102,8 @@ def test_what_is_read(kind: Kind, word: str, expected: Value) -> None:
         (Names(), "'a\u202eb'", f"its word 'a\\u202eb' should be {NAME}"),
         (Names(), "no\udcff", f"its word 'no\\udcff' should be {NAME}"),
         (Names(), "a b a", "its word 'a' should stand once"),
+        (SOME, "a d", "its word 'd' should be 'a', 'b' or 'c'"),
+        (SOME, "a b a", "its word 'a' should stand once"),
     ],
 )
 def test_what_is_refused(kind: Kind, word: str, says: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from tests.fakes.knobs import HEALTHY, say
-from tests.fakes.voices import VOICES, Body
+from tests.fakes.knobs import HEALTHY
+from tests.fakes.voices import VOICES, Body, drafts
 
 if TYPE_CHECKING:
     from tests.fakes.llama_server import Connection
@@ -47,7 +47,7 @@ class Reply:
     """From the wait for slots to their release.
 
     Deadlines are absolute, so a late tick doesn't move those after it, and a stream costs one timer. It ends exactly once: ``end``
-    tells how (``done``, ``error``, ``cut``), or the client left.
+    tells how (``done``, ``error``, ``cut``), or the client left, or the process ended; the journal has :meth:`account` each time.
     """
 
     def __init__(self, connection: Connection, route: str, body: Body) -> None:
@@ -63,6 +63,8 @@ class Reply:
         self.streamed = bool(body.get("stream"))
         self.wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self.prompt_n = words_in(body)
+        self.cached_n = min(self.knobs.cached, self.prompt_n - 1)
+        self.name = str(body.get("user") or "")
         whole = len(self.knobs.deltas) or self.knobs.tokens
         names = LIMITS.get(route, ("n_predict", "max_completion_tokens", "max_tokens"))
         limit = next((body[name] for name in names if body.get(name) is not None), -1)  # the first that is there
@@ -100,6 +102,7 @@ class Reply:
         self.first_at = self.loop.time()
         if self.engine.dies_warming or (self.knobs.killer and self.knobs.killer in self.prompt.split()):
             self.die()
+            return
         if self.knobs.error_status:
             self.end("error")
             self.connection.send({"error": self.knobs.error_body}, self.knobs.error_status)
@@ -122,10 +125,14 @@ class Reply:
         done = int((self.loop.time() - self.begun) / step_s) if step_s else self.knobs.prefill_steps
         return self.prompt_n * min(done, self.knobs.prefill_steps) // self.knobs.prefill_steps
 
-    def die(self) -> NoReturn:
+    def account(self) -> dict[str, Any]:
+        """What was made for it, all its sequences together; ``user`` is the name that the request came with."""
+        each = {"prompt": self.prompt_n, "cached": self.cached_n, "completion": self.sent, **drafts(self)}
+        return {"user": self.name, "route": self.route, "made": {what: self.choices * count for what, count in each.items()}}
+
+    def die(self) -> None:
         """Take the process along."""
-        say(self.knobs.die_log.encode() + b"\n")
-        self.engine.leave(self.knobs.die_exit)
+        self.engine.die(self.knobs)
 
     def tick(self) -> None:
         """One token of each choice, and the next one's timer."""
@@ -164,6 +171,7 @@ class Reply:
             return False
         if self.sent == knobs.die_after_tokens:
             self.die()
+            return True
         if self.sent == knobs.error_after_tokens:
             self.end("error")
             self.connection.send_chunk(self.voice.error(knobs.error_body))
@@ -173,7 +181,10 @@ class Reply:
             self.end("cut")
             self.connection.transport.close()
             return True
-        return self.sent == knobs.stall_after_tokens
+        if self.sent == knobs.stall_after_tokens:
+            self.engine.journal("stalled", id=self.task, user=self.name)
+            return True
+        return False
 
     def finish(self) -> None:
         """The stream's last events, then the close that the engine follows every stream with."""
@@ -196,7 +207,7 @@ class Reply:
         self.over = True
         if self.knobs.grow_mib:
             self.engine.grown.append(bytearray(b"x") * (self.knobs.grow_mib << 20))  # written to, so that it is really taken
-        self.engine.journal("finished", id=self.task, tokens=self.sent, how=how)
+        self.engine.journal("finished", id=self.task, tokens=self.sent, how=how, **self.account())
         self.engine.give_back(self)
 
     def client_left(self) -> None:
@@ -206,6 +217,6 @@ class Reply:
         self.over = True
         if self.timer:
             self.timer.cancel()
-        self.engine.journal("client_closed", id=self.task, tokens=self.sent)
+        self.engine.journal("client_closed", id=self.task, tokens=self.sent, **self.account())
         self.engine.log("W", f"cancel task, id_task = {self.task}", "stop")
         self.engine.give_back(self)

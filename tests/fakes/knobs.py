@@ -73,6 +73,10 @@ class Knobs:
     """Per reply; a request's own max_tokens wins when it is smaller."""
     text: str = ""
     """What is said, a word a token, over and over. Empty: ``t0 t1 t2``…"""
+    cached: int = 0
+    """Tokens of the prompt that are found in the cache; at least one of a prompt never is."""
+    drafts: dict[str, list[int]] = field(default_factory=dict)
+    """By ``--spec-type``: tokens that it guesses a step, and how many of them are right. What isn't named guesses nothing."""
     deltas: list[dict[str, Any]] = field(default_factory=list)
     """Chat chunks' ``delta`` objects, streamed instead of ``text`` (tool calls, reasoning)."""
     finish_reason: str = ""

@@ -8,9 +8,10 @@ nothing heavier than httptools is imported.
 
 Misbehaviour is asked for by :class:`~tests.fakes.knobs.Knobs`: in the JSON file named by ``--fake-knobs`` (llmctl scrubs the
 environment), or for one request in its body's field ``fake``, which a proxy passes on as the real engine would ignore it. SIGUSR1 has its
-main loop hang.
+main loop hang, SIGUSR2 has it die as of a fault, after it said what it was doing.
 
-The journal's events: ``start, bound, loaded, request, first_byte, client_closed, finished, signal, exit``.
+The journal's events: ``start, bound, loaded, request, first_byte, stalled, client_closed, finished, lost, signal, exit``. Each completion
+that was begun has exactly one of ``client_closed``, ``finished`` and ``lost`` (it was in work when the process ended by itself).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ VERSION = "version: 0.5.0 (build 11312, commit 0c1e57098)\nbuilt with GNU 12.2.0
 HELP = Path(__file__).resolve().parents[1] / "data" / "llama-server-help.txt"
 
 LONG = {"-m": "--model", "-np": "--parallel", "-c": "--ctx-size", "-a": "--alias"}
-VALUED = {"--model", "--host", "--port", "--parallel", "--ctx-size", "--alias"}
+VALUED = {"--model", "--host", "--port", "--parallel", "--ctx-size", "--alias", "--spec-type"}
 
 IDLE_S = 5.0
 """How long the engine keeps an unstreamed connection that asks nothing."""
@@ -68,6 +69,8 @@ class Options:
     context: int
     model: str
     alias: str
+    guesses: str
+    """Its ``--spec-type``; empty for none."""
     flags: list[str]
 
     @property
@@ -92,6 +95,7 @@ class Options:
             context=int(values.get("--ctx-size", 0)) or 4096,
             model=model,
             alias=values.get("--alias") or Path(model).name,
+            guesses=values.get("--spec-type", ""),
             flags=flags_in(argv),
         )
 
@@ -326,6 +330,7 @@ class Engine:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self.loop.add_signal_handler(number, self.stop, number)
         self.loop.add_signal_handler(signal.SIGUSR1, self.wedge)
+        self.loop.add_signal_handler(signal.SIGUSR2, self.fault)
         for host in options.hosts:
             where = f"unix://{host}" if host.endswith(".sock") else f"http://{host}:{options.port}"
             self.log("I", f"listening on {where}", "llama_server")
@@ -356,6 +361,18 @@ class Engine:
         self.wedged = True
         self.hold()
 
+    def fault(self) -> None:
+        """SIGUSR2: a fault at run time, whatever is in work."""
+        self.journal("signal", number=int(signal.SIGUSR2))
+        self.die(self.knobs)
+
+    def die(self, knobs: Knobs) -> None:
+        """End as these knobs say, as soon as what was said is out: so the journal's counts are what was sent."""
+        say(knobs.die_log.encode() + b"\n")
+        self.wedged = True
+        self.hold()
+        self.loop.call_soon(self.loop.call_soon, self.leave, knobs.die_exit)  # uvloop writes at the end of a turn
+
     def hold(self) -> None:
         """Decode no further."""
         for reply in self.busy.values():
@@ -370,6 +387,8 @@ class Engine:
 
     def leave(self, code: int) -> NoReturn:
         """End by exit status, or by the signal of a negative ``code``. The socket file stays, as the real one's does."""
+        for reply in {*self.busy.values(), *self.deferred}:
+            self.journal("lost", id=reply.task, tokens=reply.sent, **reply.account())
         self.journal("exit", code=code)
         if code < 0:
             signal.signal(-code, signal.SIG_DFL) if code != -signal.SIGKILL else None

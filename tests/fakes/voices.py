@@ -146,7 +146,7 @@ class Choices(Voice):
     def _usage(self) -> Body:
         """Counts of one choice, however many there are: so counts the engine."""
         done, prompt = self.reply.sent, self.reply.prompt_n
-        details = {"prompt_tokens_details": {"cached_tokens": 0}}
+        details = {"prompt_tokens_details": {"cached_tokens": self.reply.cached_n}}
         return {"completion_tokens": done, "prompt_tokens": prompt, "total_tokens": done + prompt, **details}
 
 
@@ -261,7 +261,7 @@ class Responses(Voice):
 
     def _usage(self) -> Body:
         done, prompt = self.reply.sent, self.reply.prompt_n
-        details = {"input_tokens_details": {"cached_tokens": 0}}
+        details = {"input_tokens_details": {"cached_tokens": self.reply.cached_n}}
         return {"input_tokens": prompt, "output_tokens": done, "total_tokens": done + prompt, **details}
 
 
@@ -311,7 +311,11 @@ class Messages(Voice):
             "model": self.alias,
             "stop_reason": reason,
             "stop_sequence": None,
-            "usage": {"cache_read_input_tokens": 0, "input_tokens": self.reply.prompt_n, "output_tokens": done},
+            "usage": {
+                "cache_read_input_tokens": self.reply.cached_n,
+                "input_tokens": self.reply.prompt_n - self.reply.cached_n,
+                "output_tokens": done,
+            },
         }
 
 
@@ -331,14 +335,23 @@ def timings(reply: Reply) -> Body:
     prompt_ms = max(reply.knobs.prefill_s * 1000, 0.01)
     predicted_ms = max((reply.loop.time() - reply.first_at) * 1000, 0.01)
     steps = max(reply.sent - 1, 1)
+    computed_n = reply.prompt_n - reply.cached_n
     return {
-        "cache_n": 0,
-        "prompt_n": reply.prompt_n,
+        "cache_n": reply.cached_n,
+        "prompt_n": computed_n,
         "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / reply.prompt_n,
-        "prompt_per_second": reply.prompt_n / prompt_ms * 1000,
+        "prompt_per_token_ms": prompt_ms / computed_n,
+        "prompt_per_second": computed_n / prompt_ms * 1000,
         "predicted_n": reply.sent,
         "predicted_ms": predicted_ms,
         "predicted_per_token_ms": predicted_ms / steps,
         "predicted_per_second": steps / predicted_ms * 1000,
+        **drafts(reply),
     }
+
+
+def drafts(reply: Reply) -> Body:
+    """Where any were made: a step makes one token more than it guessed right (tools/server/server-common.cpp:98)."""
+    made, right = reply.knobs.drafts.get(reply.engine.options.guesses, (0, 0))
+    steps = reply.sent // (right + 1)
+    return {"draft_n": steps * made, "draft_n_accepted": steps * right} if steps * made else {}
