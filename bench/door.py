@@ -35,7 +35,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +43,7 @@ import uvloop
 
 from bench import mixed
 from bench.house import House, Told, half_mib
+from bench.promises import Result
 from bench.visit import Address, Answer, chat, visit
 from supervisor import engine, paths, preset, render, store
 from supervisor.routes import ROUTES
@@ -94,32 +95,6 @@ class Size:
 
 FULL = Size(swaps=5, asks=10, turns=15, tokens=48, mixed=10_000)
 QUICK = Size(swaps=2, asks=5, turns=5, tokens=24, mixed=1_000)
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One promise and what came of it."""
-
-    part: str
-    what: str
-    promised: str
-    seen: str
-    kept: bool
-
-
-@dataclass(slots=True)
-class Result:
-    """All that was seen."""
-
-    lines: list[Line] = field(default_factory=list)
-    seen: dict[str, Any] = field(default_factory=dict)
-    """The single measurements, by part."""
-    tables: list[tuple[str, Sequence[str], Sequence[Sequence[Any]]]] = field(default_factory=list)
-    """Titles, columns and rows."""
-
-    def add(self, part: str, what: str, promised: str, seen: str, kept: bool) -> None:
-        """One more line."""
-        self.lines.append(Line(part, what, promised, seen, kept))
 
 
 Measure = Callable[[Path, Size, Result], Awaitable[None]]
@@ -462,16 +437,7 @@ def main() -> int:
     load_average = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="bench-door-") as folder:
         result = uvloop.run(run(args.only or PARTS, size, Path(folder)))
-    if args.json:
-        render.as_json({"load_average": load_average, "size": asdict(size), **asdict(result)})
-    else:
-        render.out(f"{os.cpu_count()} CPUs; {load_average:.1f} processes were running when it began.\n")
-        rows = [[line.part, line.what, line.promised, line.seen, "yes" if line.kept else "NO"] for line in result.lines]
-        for title, columns, counts in result.tables:
-            render.table(columns, counts, title=title)
-            render.out("")
-        render.table(["part", "what", "promised", "seen", "kept"], rows)
-    return int(not all(line.kept for line in result.lines))
+    return result.show(as_json=args.json, load_average=load_average, size=asdict(size))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from bench.house import House
 from bench.visit import Address, Answer, visit
-from supervisor import ledger
+from supervisor import accounts
 from supervisor.routes import ROUTES, Api, Route
 from tests import fakes
 from tests.fakes import gguf
@@ -101,7 +101,7 @@ def cases() -> Iterator[Case]:
         early = replace(valid, expected={400: "refused"}, preset="")
         yield replace(early, about="invalid JSON", body=b'{"model": "chat", ')
         yield replace(early, about="no object", body=b"[]")
-        yield replace(early, about="unknown class", headers={"X-Request-Class": "urgent"})
+        yield replace(early, about="unknown class", preset=name, headers={"X-Request-Class": "urgent"})
         yield replace(early, about="unknown model", body=_json(body, model="nobody"), expected={404: "refused"})
         if route.kind is not None:
             yield replace(early, about="another kind", body=_json(body, model="embed" if name == "chat" else "chat"))
@@ -225,7 +225,7 @@ async def _closed(file: Path, count: int) -> Counter[Kind]:
     """What the records say, once there are as many as there were requests and none is open."""
     until = asyncio.get_running_loop().time() + CLOSED_S
     while True:
-        found = [Kind(row["preset"], row["route"], row["stream"], row["status"]) for row in ledger.records(file, 2 * count)]
+        found = [Kind(row["preset"], row["route"], row["stream"], row["status"]) for row in accounts.records(file, 2 * count)]
         closed = sum(kind.status != "open" for kind in found)
         if closed == len(found) >= count or asyncio.get_running_loop().time() > until:
             return Counter(found)

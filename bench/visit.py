@@ -38,6 +38,8 @@ class Answer:
     first_s: float
     """Its first event, or first byte where there are no events; comments don't count."""
     ended_s: float
+    left: bool = False
+    """Its client went before it had ended."""
 
     @property
     def waited_s(self) -> float:
@@ -60,11 +62,11 @@ class _Client(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, request: bytes, leave_after: int | None, leave_s: float | None) -> None:
-        self.request, self.leave_after, self.leave_s = request, leave_after, leave_s
+    def __init__(self, request: bytes, leave_after: int | None, leave_s: float | None, event: bytes) -> None:
+        self.request, self.leave_after, self.leave_s, self.event = request, leave_after, leave_s, event
         self.parser: Any = httptools.HttpResponseParser(self)
         self.status, self.body, self.whole, self.events = 0, bytearray(), False, 0
-        self.streams = False
+        self.streams = self.left = False
         self.asked_s = self.first_s = 0.0
         self.ended: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -74,7 +76,13 @@ class _Client(asyncio.Protocol):
         self.transport.write(self.request)
         leave_s = LEAVE_S if self.leave_after == 0 else self.leave_s
         if leave_s is not None:
-            asyncio.get_running_loop().call_later(leave_s, self.transport.abort)
+            asyncio.get_running_loop().call_later(leave_s, self.leave)
+
+    def leave(self) -> None:
+        """Go, unless the answer has ended."""
+        if not (self.whole or self.ended.done()):
+            self.left = True
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -89,13 +97,14 @@ class _Client(asyncio.Protocol):
         self.status = self.parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
+        seen = max(0, len(self.body) - len(self.event) + 1)  # a piece may end inside the word that is counted
         self.body += body
         if self.streams:
-            self.events += body.count(EVENT)
+            self.events += self.body.count(self.event, seen)
         if not self.first_s and (self.events or not self.streams):
             self.first_s = time.monotonic()
         if self.leave_after is not None and self.events >= self.leave_after:
-            self.transport.abort()
+            self.leave()
 
     def on_message_complete(self) -> None:
         self.whole = True
@@ -104,7 +113,8 @@ class _Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
             now_s = time.monotonic()
-            self.ended.set_result(Answer(self.status, bytes(self.body), self.whole, self.asked_s, self.first_s or now_s, now_s))
+            times_s = (self.asked_s, self.first_s or now_s, now_s)
+            self.ended.set_result(Answer(self.status, bytes(self.body), self.whole, *times_s, self.left))
 
 
 async def visit(
@@ -115,11 +125,13 @@ async def visit(
     headers: Mapping[str, str] | None = None,
     leave_after: int | None = None,
     leave_s: float | None = None,
+    event: bytes = EVENT,
     longest_s: float = LONGEST_S,
 ) -> Answer:
     """Send one request, GET where there is no ``body``.
 
-    With ``leave_after`` the client goes after so many events, with ``leave_s`` after so long, whatever has come by then.
+    With ``leave_after`` the client goes after so many events (``event`` is what each of them has), with ``leave_s`` after so long,
+    whatever has come by then.
     Raises TimeoutError when it takes longer than ``longest_s``, OSError when nobody listens.
     """
     sent = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -130,7 +142,7 @@ async def visit(
     loop = asyncio.get_running_loop()
 
     def client() -> _Client:
-        return _Client(request, leave_after, leave_s)
+        return _Client(request, leave_after, leave_s, event)
 
     if isinstance(address, str):
         transport, protocol = await loop.create_unix_connection(client, address)

@@ -15,7 +15,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from supervisor import pace
 from supervisor.routes import Api
@@ -66,12 +66,51 @@ _PIECE: Final = {Api.RESPONSES: b".delta\ndata: ", Api.ANTHROPIC: b"event: conte
 """What the events of text have, and no text: in JSON its line ends are escaped."""
 _NO_PIECE: Final = b'"type":"signature_delta"'
 _ANTHROPIC_ERROR: Final = b"event: error\n"
-_PLAIN_START: Final = (
-    b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":"',
-    b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"reasoning_content":"',
-)
-_PLAIN_END: Final = b'"object":"chat.completion.chunk"}\n\n'
-"""An event between these is a token and nothing else: in llama-server's key order ``timings`` and ``usage`` would follow ``object``."""
+_MESSAGE: Final = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":"'
+
+
+class _Plain(NamedTuple):
+    """How an event begins and ends that is a piece of text and nothing else, by llama-server's order of keys (server-task.cpp, to_json_…).
+
+    Whatever tells more (``timings``, ``usage``, progress, probabilities) comes last there, and ends otherwise.
+    """
+
+    starts: tuple[bytes, ...]
+    ends: tuple[bytes, ...]
+    skip: int = 0
+    """Bytes of the beginning in which there is a line end."""
+
+
+_PLAIN: Final[Mapping[Api, _Plain]] = {
+    Api.CHAT: _Plain(
+        (
+            b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":"',
+            b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"reasoning_content":"',
+        ),
+        (b'"object":"chat.completion.chunk"}\n\n',),
+    ),
+    Api.TEXT: _Plain((b'data: {"choices":[{"text":"',), (b'"}\n\n',)),
+    Api.NATIVE: _Plain((b'data: {"index":0,"content":"',), tuple(b"%d}\n\n" % digit for digit in range(10))),
+    Api.RESPONSES: _Plain(
+        (b"event: response.output_text.delta\ndata: {", b"event: response.reasoning_text.delta\ndata: {"), (b'"}\n\n',), skip=45
+    ),
+    Api.ANTHROPIC: _Plain(
+        tuple(
+            _MESSAGE % (index, kind, key)
+            for kind, key in ((b"text_delta", b"text"), (b"thinking_delta", b"thinking"), (b"input_json_delta", b"partial_json"))
+            for index in (0, 1)
+        ),
+        (b'"}}\n\n',),
+        skip=30,
+    ),
+}
+_NEVER: Final = _Plain((), ())
+_SEVERAL: Final[Mapping[Api, _Plain]] = {
+    Api.CHAT: _PLAIN[Api.CHAT]._replace(starts=(b'data: {"choices":[{"finish_reason":null,"index":',)),
+    Api.TEXT: _PLAIN[Api.TEXT],
+    Api.NATIVE: _PLAIN[Api.NATIVE]._replace(starts=(b'data: {"index":',)),
+}
+"""The same where a request has several sequences: of a chat, the first event of each looks so too."""
 
 
 class Meter:
@@ -79,6 +118,7 @@ class Meter:
 
     __slots__ = (
         "_choice",
+        "_ends",
         "_finals",
         "_first_s",
         "_gaps",
@@ -86,6 +126,8 @@ class Meter:
         "_piece",
         "_rest",
         "_several",
+        "_skip",
+        "_starts",
         "_times_s",
         "events",
         "failed",
@@ -105,6 +147,7 @@ class Meter:
         self._first_s: float | None = None
         self._gaps: Counter[int] = Counter()
         self._piece = _PIECE.get(api)
+        self._starts, self._ends, self._skip = (_PLAIN if sequences == 1 else _SEVERAL).get(api, _NEVER)
         self._rest = b""
         self._choice = b""
         self._finals: dict[bytes, bytes] = {}
@@ -131,12 +174,25 @@ class Meter:
         """Take the next bytes of the body."""
         size = len(data)
         self.sent_bytes += size
-        if not self._rest and data.startswith(_PLAIN_START) and data.endswith(_PLAIN_END) and data.find(b"\n") == size - 2:
+        if (
+            not self._rest
+            and data.startswith(self._starts)
+            and data.endswith(self._ends)
+            and data.find(b"\n", self._skip) == size - 2
+        ):
+            if self._several is not None:
+                if _ROLE in data or (index := _INDEX.search(data)) is None:
+                    return
+                self._several[index[1]] = self._several.get(index[1], 0) + 1
             self.events = events = self.events + 1
             self._note(now_s)
             if not events & _MASK:
                 self._fold()
             return
+        self._take(data, now_s)
+
+    def _take(self, data: bytes, now_s: float) -> None:
+        """What is no single piece of text."""
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -147,7 +203,7 @@ class Meter:
         if self._several is not None:
             events = self._count(data)
         elif self._piece is None:
-            events = data.count(_EVENT) + data.startswith(_EVENT[1:]) - data.count(_ROLE)
+            events = data.count(_EVENT) + data.startswith(_EVENT[1:]) - data.count(_ROLE) - data.count(_ERROR)
         else:
             events = data.count(self._piece) - data.count(_NO_PIECE)
         if _TIMINGS in data or _FINISH in data or _USAGE in data:

@@ -234,6 +234,7 @@ class Assembled(Reply):
                 raise problem from None
             raise
         if assembler.error is not None:
+            self.waste()
             await self._refuse(fault.of_event(assembler.error))
             return
         await self._respond(200, assembler.result())

@@ -380,3 +380,25 @@ def test_of_a_long_answer_no_gap_is_lost_where_the_times_go_into_bins() -> None:
     assert sum(found.gaps.values()) == 3 * meter.NOTED + 4
     assert len(found.gaps) <= 2
     assert found.first_s == 1.0
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_the_short_way_counts_what_the_long_way_counts(path: Path, sequences: int) -> None:
+    """An event by itself takes the short way, two in one read the long one; over every API's recorded stream."""
+    events = [part + b"\n\n" for part in path.read_bytes().split(b"\n\n") if part]
+    short, long = (Meter(api_of(path), sequences=sequences) for _ in range(2))
+    for each in events:
+        short.feed(each, 1.0)
+        long.feed(b": comment\n\n" + each, 1.0)
+    assert (short.events, short.first_s) == (long.events, long.first_s)
+    assert short.read() == long.read()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_engines_error_is_no_text(first: bool) -> None:
+    found = Meter()
+    error = event({"error": {"code": 500, "message": "Compute error.", "type": "server_error"}})
+    for data in (error,) if first else (chunk(), error):
+        found.feed(data, 1.0)
+    assert (found.events, found.failed, found.first_s) == (0 if first else 1, True, None if first else 1.0)
