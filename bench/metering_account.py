@@ -233,7 +233,7 @@ def expected(request: Request, answer: Answer, attempts: Sequence[Attempt]) -> d
     """The client has had something of the answer."""
     if request.fate == "refused":
         status = "refused"
-    elif answer.left:
+    elif answer.left and not (answer.status == 200 and b'"engine_died"' in answer.body):  # else it was told first
         status = "cancelled"
     elif answer.ok:
         status = "ok"

@@ -25,21 +25,21 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.errors import Error, Exit
-from supervisor.ledgerfile import Batch, LedgerFile, is_full
+from supervisor.ledgerfile import Batch, LedgerFile, is_full, may_pass
 from supervisor.meter import Reading
 from supervisor.record import Record, Run
 from supervisor.row import Measure, Measured, Row
 
 log = logging.getLogger("llmctl.ledger")
 
-BATCH_S: Final = 0.1
+BATCH_S: Final = 0.05
 """How long the writer gathers before it commits; the promise is 250 ms."""
 RETRY_S: Final = 1.0
 PENDING_LIMIT: Final = 20_000
 """Records kept in memory while the disk takes none; one has about 1 KiB."""
 IDLE_S: Final = 60.0
 """Between two words on what an idle card takes."""
-PRUNE_S: Final = 3600.0
+PRUNE_S: Final = 600.0
 """Between two looks for what is too old or too much."""
 
 Reader = Callable[[Record, Run | None, Reading], None]
@@ -141,7 +141,9 @@ class Ledger:
                 time.sleep(RETRY_S if more else 0)
             elif more and time.monotonic() >= prune_at_s:
                 prune_at_s = time.monotonic() + (0.0 if self._prune() else PRUNE_S)
-        self.lost += len(batch.closed)
+        if batch.closed:
+            self.lost += len(batch.closed)
+            log.error("%d records are lost: the ledger %s can't be written at the end", len(batch.closed), self.path)
         self._file.close()
 
     def _gather(self, batch: Batch, until_s: float) -> bool:
@@ -200,13 +202,12 @@ class Ledger:
         """Write the batch; False when the disk or a lock doesn't let us, and it has to be tried again."""
         try:
             refused = self._file.commit(batch)
-        except (OSError, sqlite3.Error) as exc:
-            log.debug("the ledger can't be written: %s", exc)
+        except Exception as exc:
             self._file.close()
-            return False
-        except Exception:  # a fault of ours costs these records, and none after them
-            log.exception("%d records can't be written", len(batch.closed))
-            self._file.close()
+            if isinstance(exc, OSError | sqlite3.Error) and may_pass(exc):
+                log.debug("the ledger can't be written: %s", exc)
+                return False
+            log.exception("%d records can't be written", len(batch.closed))  # a fault of ours costs these, and none after them
             refused = len(batch.closed)
         self.lost += refused
         for each in (batch.opened, batch.closed, batch.energy, batch.turned_away):

@@ -183,6 +183,20 @@ def is_full(exc: OSError | sqlite3.Error) -> bool:
     return getattr(exc, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
+def may_pass(exc: OSError | sqlite3.Error) -> bool:
+    """Whether it is of the disk or of somebody who holds the file, so that trying again may do; else it is a fault of ours."""
+    return isinstance(exc, OSError) or getattr(exc, "sqlite_errorcode", 0) & 0xFF in _OUTER
+
+
+_OUTER: Final = frozenset(
+    (
+        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY),
+        *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
+        sqlite3.SQLITE_PERM,
+    )
+)
+
+
 def _values(record: Record) -> dict[str, Any]:
     return {name: getattr(record, name) for name in schema.FIELDS}
 

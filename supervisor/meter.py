@@ -23,6 +23,8 @@ from supervisor.routes import Api
 NOTED: Final = 1 << 10
 """Of most answers all times are noted, and put into bins when nobody waits for it. They take 8 KiB."""
 _MASK: Final = NOTED - 1
+_MOST: Final = 1e15
+"""No count of tokens, and no milliseconds, are as many."""
 _INDEX: Final = re.compile(rb'"index":\s*(\d+)')
 _TIMINGS: Final = b'"timings"'  # inside a JSON string its quotes would be escaped: text can't be mistaken for it
 _FINISH: Final = b'"finish_reason":"'
@@ -105,6 +107,13 @@ _PLAIN: Final[Mapping[Api, _Plain]] = {
     ),
 }
 _NEVER: Final = _Plain((), ())
+_LAST: Final[Mapping[Api, bytes]] = {
+    Api.CHAT: b"data: [DONE]\n",
+    Api.TEXT: b"data: [DONE]\n",
+    Api.RESPONSES: b"event: response.completed\n",
+    Api.ANTHROPIC: b"event: message_stop\n",
+}
+"""What only an answer's last event has. llama.cpp's own routes have no such event."""
 _SEVERAL: Final[Mapping[Api, _Plain]] = {
     Api.CHAT: _PLAIN[Api.CHAT]._replace(starts=(b'data: {"choices":[{"finish_reason":null,"index":',)),
     Api.TEXT: _PLAIN[Api.TEXT],
@@ -122,6 +131,7 @@ class Meter:
         "_finals",
         "_first_s",
         "_gaps",
+        "_last",
         "_note",
         "_piece",
         "_rest",
@@ -129,6 +139,7 @@ class Meter:
         "_skip",
         "_starts",
         "_times_s",
+        "done",
         "events",
         "failed",
         "sent_bytes",
@@ -141,12 +152,15 @@ class Meter:
         self.sent_bytes = 0
         self.failed = False
         """The engine ended the stream with an error event."""
+        self.done = False
+        """The answer's last event has passed; only the end of the reply is still to come."""
         self._times_s = array("d")
         """When text came, as far as it isn't in the bins yet; the first is the last one that is."""
         self._note = self._times_s.append
         self._first_s: float | None = None
         self._gaps: Counter[int] = Counter()
         self._piece = _PIECE.get(api)
+        self._last = _LAST.get(api)
         self._starts, self._ends, self._skip = (_PLAIN if sequences == 1 else _SEVERAL).get(api, _NEVER)
         self._rest = b""
         self._choice = b""
@@ -210,6 +224,8 @@ class Meter:
             self._keep(data)
         if _ERROR in data or _ANTHROPIC_ERROR in data:
             self.failed = True
+        if self._last is not None and self._last in data:
+            self.done = True
         if events:
             self.events += events
             self._note(now_s)
@@ -250,30 +266,33 @@ class Meter:
 
     def read(self) -> Reading:
         """The figures so far."""
+        passed: dict[str, Any] = {"gaps": self.gaps, "first_s": self.first_s, "sent_bytes": self.sent_bytes}
         bodies = [body for text in self._finals.values() if (body := json_object(text)) is not None]
         unended = None
         if self._several is not None and any(key.startswith(b"t") for key in self._finals):
             unended = sum(count for index, count in self._several.items() if b"t" + index not in self._finals)
-        return reading(
-            bodies, counted=self.events, unended=unended, gaps=self.gaps, first_s=self.first_s, sent_bytes=self.sent_bytes
-        )
+        try:
+            return reading(bodies, counted=self.events, unended=unended, **passed)
+        except (TypeError, AttributeError, ValueError):  # an engine that speaks otherwise: what passed is known all the same
+            return Reading(completion_tokens=self.events, counted=True, **passed)
 
 
 def json_object(text: bytes) -> dict[str, Any] | None:
     """The JSON object that ``text`` is; None if it isn't one."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
+    value = _json(text)
     return value if isinstance(value, dict) else None
+
+
+def _json(text: bytes) -> Any:  # noqa: ANN401
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def whole(text: bytes) -> Reading:
     """The figures of an unstreamed reply, whose body is one telling event, or an array of them (several sequences of one request)."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
+    value = _json(text)
     bodies = [body for body in (value if isinstance(value, list) else [value]) if isinstance(body, dict)]
     return reading(bodies, sent_bytes=len(text))
 
@@ -291,20 +310,20 @@ def reading(
     """
     timings = [body["timings"] for body in bodies if isinstance(body.get("timings"), dict)]
     reason = next((str(found) for body in reversed(bodies) for found in _reasons(body) if found), None)
-    if timings:
+    predicted = _total(timings, "predicted_n")
+    if predicted is not None:
         prompt_ms, predicted_ms = _total(timings, "prompt_ms"), _total(timings, "predicted_ms")
-        computed, predicted = _total(timings, "prompt_n"), _total(timings, "predicted_n")
-        cached = _total(timings, "cache_n")
-        drafted = any("draft_n" in each for each in timings)
+        computed, cached = _total(timings, "prompt_n"), _total(timings, "cache_n")
+        drafted = [each for each in timings if "draft_n" in each]
         return Reading(
-            prompt_tokens=None if unended else int(cached + computed),
-            cached_tokens=None if unended else int(cached),
+            prompt_tokens=None if unended or computed is None or cached is None else int(cached + computed),
+            cached_tokens=None if unended or cached is None else int(cached),
             completion_tokens=int(predicted) + (unended or 0),
-            prefill_tps=computed / prompt_ms * 1e3 if prompt_ms else None,
+            prefill_tps=computed / prompt_ms * 1e3 if prompt_ms and computed is not None else None,
             # The first token comes out of the prefill: n - 1 steps in predicted_ms (llama.cpp counts likewise).
             decode_tps=(predicted - len(timings)) / predicted_ms * 1e3 if predicted_ms and predicted > len(timings) else None,
-            draft_tokens=int(_total(timings, "draft_n")) if drafted else None,
-            draft_accepted=int(_total(timings, "draft_n_accepted")) if drafted else None,
+            draft_tokens=_whole(_total(drafted, "draft_n")),
+            draft_accepted=_whole(_total(drafted, "draft_n_accepted")),
             finish_reason=None if unended else reason,
             counted=bool(unended),
             prefill_ms=prompt_ms,
@@ -357,11 +376,20 @@ class _Usage:
 def _reasons(body: dict[str, Any]) -> Iterator[object]:
     """Why it ended, in the words of its API: ``length`` or ``stop``, ``max_tokens`` or ``end_turn``, ``limit`` or ``eos``."""
     for choice in reversed(body.get("choices") or []):
-        yield choice.get("finish_reason")
+        yield choice.get("finish_reason") if isinstance(choice, dict) else None
     delta = body.get("delta")
     yield delta.get("stop_reason") if isinstance(delta, dict) else body.get("stop_reason")
     yield body.get("stop_type")
 
 
-def _total(timings: list[dict[str, Any]], key: str) -> float:
-    return sum(float(each.get(key) or 0) for each in timings)
+def _total(timings: list[dict[str, Any]], key: str) -> float | None:
+    """The sum over sequences; None where there are none, or one doesn't say it."""
+    values = [each.get(key) for each in timings]
+    known = [
+        float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST
+    ]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _whole(count: float | None) -> int | None:
+    return None if count is None else int(count)

@@ -117,7 +117,10 @@ class Proxy:
             raise
         finally:
             self.in_work.pop(row.id, None)
-            self._ledger.close(row, functools.partial(self._measure, row, answer, body))
+            known = (
+                body if len(body) <= likeness.LIMIT else b""
+            )  # a larger one isn't looked at, and may have to wait for the disk
+            self._ledger.close(row, functools.partial(self._measure, row, answer, known))
 
     def _made(self) -> dict[str, int]:
         """Tokens that those in work have made so far."""
@@ -178,7 +181,9 @@ class Proxy:
                 ward.line.leave(ticket)
         except asyncio.CancelledError:
             if not client.was_cut:
-                row.status = "cancelled"
+                row.status = (
+                    "ok" if answer.meter.done else "cancelled"
+                )  # some close at the last event, without waiting for the end
                 raise
             row.status = "interrupted"
             answer.fail(_stopping())

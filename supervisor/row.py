@@ -65,7 +65,7 @@ class Row:
         reading, parting = measured
         return Record(
             **{name: getattr(self, name) for name in _OF_ROW},
-            **{name: _storable(getattr(reading, name)) for name in _OF_READING},
+            **{name: _storable(name, getattr(reading, name)) for name in _OF_READING},
             **({name: getattr(parting, name) for name in _OF_PARTING} if parting is not None else {}),
             counted=reading.counted,
             wasted_tokens=self.wasted_tokens if self.attempts else None,
@@ -96,13 +96,18 @@ _WORD: Final = 32
 """Characters of a finish reason: the longest of llama.cpp's has 13."""
 
 
+_MOST: Final = 1e12
+"""Tokens, milliseconds, tokens a second: more are none."""
+
+
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 3)
 
 
-def _storable(value: object) -> Any:  # noqa: ANN401
-    """The value, or None for one of an engine's that SQLite has no room for."""
-    if isinstance(value, str):
-        return value[:_WORD].encode("utf-8", "replace").decode()
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and -(2.0**63) <= value < 2.0**63
-    return value if fits else None
+def _storable(name: str, value: object) -> Any:  # noqa: ANN401
+    """What was read off a reply, or None for what can't be so: engines may speak otherwise, and sums must hold it a million times."""
+    if name == "finish_reason":
+        return value[:_WORD].encode("utf-8", "replace").decode() if isinstance(value, str) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST:
+        return None
+    return value if name.endswith(("_ms", "_tps")) or value == int(value) else None

@@ -540,13 +540,27 @@ def test_a_full_disk_keeps_nobody_from_starting_and_loses_nothing(mode: str, pat
     assert [(each["id"], each["status"]) for each in rows(path)] == [(name, "ok") for name in made]
 
 
-def test_a_value_that_can_not_be_stored_is_unknown_and_holds_up_nobody(book: Ledger, path: Path) -> None:
-    for tokens in (1 << 80, [1], float("inf"), 5):
+@pytest.mark.parametrize("odd", [1 << 80, 1 << 62, [1], float("inf"), float("nan"), -3, 3.25, "three", True])
+def test_a_figure_that_can_not_be_is_unknown_and_holds_up_nobody(odd: Any, book: Ledger, path: Path) -> None:
+    for tokens in (odd, odd, 5):
         book.close(book.open(CHAT, "tiny"), said(completion_tokens=tokens, finish_reason="\ud800"))
     book.shut()
-    assert [row["completion_tokens"] for row in rows(path)] == [None, None, None, 5]
+    assert [row["completion_tokens"] for row in rows(path)] == [None, None, 5]
     assert {row["finish_reason"] for row in rows(path)} == {"?"}
+    assert [each["completion_tokens"] for each in accounts.sums(path)] == [5]
     assert book.lost == 0
+
+
+def test_a_fault_of_ours_costs_its_records_and_none_after_them(book: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "SUM_THESE", "SELECT abs(-9223372036854775808) FROM json_each(?)")  # integer overflow
+    book.close(book.open(CHAT, "tiny"))
+    until(lambda: book.lost == 1)
+    monkeypatch.undo()
+    row = book.open(CHAT, "tiny")
+    book.close(row)
+    assert [each["id"] for each in until(lambda: closed(path))] == [row.id]
+    book.shut()
+    assert accounts.lost(path) == 1
 
 
 def test_what_a_shut_can_not_write_is_counted_as_lost(

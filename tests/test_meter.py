@@ -402,3 +402,35 @@ def test_an_engines_error_is_no_text(first: bool) -> None:
     for data in (error,) if first else (chunk(), error):
         found.feed(data, 1.0)
     assert (found.events, found.failed, found.first_s) == (0 if first else 1, True, None if first else 1.0)
+
+
+def test_timings_that_lack_a_field_leave_it_unknown() -> None:
+    found = read(chunk(), chunk(text=None, reason="stop", timings={"predicted_n": 5}))
+    assert (found.completion_tokens, found.counted) == (5, False)
+    assert (found.prompt_tokens, found.cached_tokens, found.prefill_ms, found.decode_tps, found.draft_tokens) == (None,) * 5
+
+
+@pytest.mark.parametrize("odd", [{}, {"predicted_n": "five"}, {"predicted_n": -5}, {"predicted_n": 1e30}, {"predicted_n": None}])
+def test_timings_that_say_no_count_of_tokens_leave_the_events(odd: dict[str, Any]) -> None:
+    found = read(chunk(), chunk(), chunk(text=None, reason="stop", timings=odd))
+    assert (found.completion_tokens, found.counted, found.prompt_tokens) == (3, True, None)
+
+
+@pytest.mark.parametrize(
+    "last", [b'data: {"choices":[null],"timings":{"predicted_n":9}}\n\n', b'data: {"timings":' + b"[" * 100_000 + b"\n\n"]
+)
+def test_an_odd_final_event_costs_nothing_that_is_known(last: bytes) -> None:
+    found = read(chunk(), chunk(), last)
+    assert found.completion_tokens in (9, 2, 3)
+    assert (found.first_s, found.sent_bytes) == (1.0, len(chunk()) * 2 + len(last))
+
+
+@pytest.mark.parametrize("path", [path for path in RECORDED if "native" not in path.stem], ids=lambda path: path.stem)
+def test_the_last_event_is_known_and_no_other_is_taken_for_it(path: Path) -> None:
+    found = Meter(api_of(path))
+    *events, last = [part + b"\n\n" for part in path.read_bytes().split(b"\n\n") if part]
+    for each in events:
+        found.feed(each, 1.0)
+        assert not found.done
+    found.feed(last, 1.0)
+    assert found.done

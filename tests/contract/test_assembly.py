@@ -345,7 +345,7 @@ def test_assembled_is_unstreamed(case: Case, server: Server) -> None:
     assert comparable(reply) == comparable(unstreamed.json())
     _check(case, reply)
     measured = Meter(ROUTES[case.route].api)
-    measured.feed(streamed.content)
+    measured.feed(streamed.content, 1.0)
     figures, said = measured.read(), meter.whole(unstreamed.content)
     if "choices" not in reply or len(reply["choices"]) == 1:  # of several the unstreamed body tells the first one's figures
         assert (figures.completion_tokens, figures.counted) == (said.completion_tokens, False)
