@@ -40,11 +40,13 @@ class Setting:
     """None is that there is none."""
     help: str
     unit: str = ""
+    example: str = ""
+    """What to write: following it must not change what a person meant to leave alone."""
 
 
-def _setting(default: Any, kind: Kind, help_text: str, unit: str = "") -> Any:  # noqa: ANN401
+def _setting(default: Any, kind: Kind, help_text: str, unit: str = "", example: str = "") -> Any:  # noqa: ANN401
     """Declare a setting as a field of :class:`Config`."""
-    return field(default=default, metadata={"kind": kind, "help": help_text, "unit": unit})
+    return field(default=default, metadata={"kind": kind, "help": help_text, "unit": unit, "example": example or str(default)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +54,9 @@ class Config:
     """Every setting, with its value."""
 
     price_per_kwh: float | None = _setting(
-        None, Number(0, _DEAREST), "what a kWh costs, in the currency; without it, energy has no price", "a kWh"
+        None, Number(0, _DEAREST), "what a kWh costs, in the currency; without it, energy has no price", "a kWh", "0.30"
     )
-    currency: str = _setting("", _CURRENCY, "written behind sums of money, as it is")
+    currency: str = _setting("", _CURRENCY, "written behind sums of money, as it is", example="EUR")
     records_days: int = _setting(365, Integer(1, 36_500), "how long the record of a request is kept; sums by day stay", "days")
     records_mib: int = _setting(512, Integer(16, 1_000_000), "the most that all records may take; the oldest go first", "MiB")
 
@@ -99,6 +101,8 @@ def check(path: Path) -> tuple[Config, tuple[Fault, ...]]:
             unknown(key, root.lines[key], settings(), faults_found)
         elif (value := take(settings()[key].kind, node, key, faults_found)) is not None:
             found[key] = value
+        else:
+            faults_found[-1] = dataclasses.replace(faults_found[-1], hint=f"{key}: {settings()[key].example}")
     return Config(**found), first(faults_found)
 
 
@@ -113,7 +117,7 @@ def _says_nothing(path: Path) -> bool:
 
 def _example() -> str:
     name, setting = next(iter(settings().items()))
-    return f"{name}: {setting.kind.example}"
+    return f"{name}: {setting.example}"
 
 
 def worded(config: Config) -> Mapping[str, str]:

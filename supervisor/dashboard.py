@@ -116,7 +116,7 @@ def _title(scene: Scene, width: int) -> Text:
     if glance.records_lost:
         said.insert(1, _line(f"{glance.records_lost:,} records lost", "red"))
     if scene.rates is not None:
-        said.append(_line(f"itself {scene.rates.cpu_share:.1%} of a core"))
+        said.append(_line(f"uses {scene.rates.cpu_share:.1%} of a core"))
     return _fit([*said, _line(f"engine {glance.engine}")], width)
 
 

@@ -65,7 +65,9 @@ class Record:
     ahead: int | None = _column("requests in work or waiting when it came")
     queue_ms: float | None = _column("waited for a place at an engine that was up", unit="ms")
     load_ms: float | None = _column("waited for an engine to be up", unit="ms")
-    ttft_ms: float | None = _column("from admission to the first token", unit="ms")
+    ttft_ms: float | None = _column(
+        "from admission to the engine's first token, also of an answer that the client got whole", unit="ms"
+    )
     prefill_ms: float | None = _column("the engine computed its prompts", unit="ms")
     decode_ms: float | None = _column("the engine made its answers", unit="ms")
     total_ms: float | None = _column("from admission to the end", unit="ms")
@@ -74,7 +76,7 @@ class Record:
     completion_tokens: int | None = _column("of its answers", unit="tokens")
     counted: bool = _column("completion_tokens is the number of events that passed: the engine hadn't said it yet", False)
     prefill_tps: float | None = _column("prompt computed", unit="tokens/s")
-    decode_tps: float | None = _column("answers made", unit="tokens/s")
+    decode_tps: float | None = _column("answers made, after their first token, which comes out of the prefill", unit="tokens/s")
     itl_p50_ms: float | None = _column("median gap between arrivals of text", unit="ms")
     itl_p99_ms: float | None = _column("99th percentile of them", unit="ms")
     draft_tokens: int | None = _column("guessed ahead", unit="tokens")

@@ -29,7 +29,7 @@ from supervisor.messages import Messages
 from supervisor.meter import Meter, Reading
 from supervisor.native import Native
 from supervisor.responses import Responses
-from supervisor.routes import Api, Route
+from supervisor.routes import Api, Route, is_anthropic
 from supervisor.row import Row
 from supervisor.units import MIB
 from supervisor.upstream import Broken, Consume, Exchange
@@ -285,8 +285,9 @@ async def refuse(client: Connection, send: Send, error: Error, path: str, header
 
 
 def request_id(row: Row) -> Headers:
-    """The header by which a client can ask ``llmctl why``: the id that it came with, or ours."""
-    return ((REQUEST_ID, (row.client_id or row.id).encode()),)
+    """The header by which a client can ask ``llmctl why``: the id that it came with, or ours. Anthropic's SDK has its own name for it."""
+    named = (row.client_id or row.id).encode()
+    return ((REQUEST_ID, named), (b"request-id", named)) if is_anthropic(row.route) else ((REQUEST_ID, named),)
 
 
 def error_code(said: Fault) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import anthropic
 import httpx2
 import openai
 import pytest
@@ -277,3 +278,12 @@ def test_a_client_that_closes_at_the_last_event_was_answered(fake_box: Boxes) ->
             while b"[DONE]" not in got:
                 got += door.recv(65536)
     assert {record(client, f"early-{number}")["status"] for number in range(20)} == {"ok"}
+
+
+def test_anthropics_client_has_the_id_too(healthy: Client) -> None:
+    with anthropic.Anthropic(base_url=healthy.address, api_key="-", max_retries=0) as client:
+        message = client.messages.create(model="tiny", max_tokens=5, messages=[{"role": "user", "content": "Hello"}])
+        assert record(healthy, str(message._request_id))["route"] == "/v1/messages"
+        with pytest.raises(anthropic.NotFoundError) as raised:
+            client.messages.create(model="nobody", max_tokens=5, messages=[{"role": "user", "content": "Hello"}])
+        assert record(healthy, str(raised.value.request_id))["error"] == "model_not_found"

@@ -379,3 +379,17 @@ def test_a_fault_in_the_settings_is_said(usage: Usage, home: paths.Home) -> None
     done = usage()
     assert done.returncode == Exit.CONFIG
     assert "config.yaml" in done.stderr
+
+
+def test_what_a_table_can_not_say_is_said_below_it(tmp_path: Path) -> None:
+    """A price without a meter, and keys that there aren't."""
+    home = {"LLMCTL_HOME": str(tmp_path)}
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.yaml").write_text("price_per_kwh: 0.30\n")
+    book = Ledger(tmp_path / "data" / "ledger.sqlite")
+    book.close(book.open("/v1/chat/completions", "tiny"))
+    book.shut()
+    said = console.llmctl(home, "usage", "--by", "key").stdout
+    assert "energy and cost aren't known: no card here tells what it takes" in said
+    assert "llmctl has no keys yet" in said
+    assert "no keys" not in console.llmctl(home, "usage").stdout

@@ -83,11 +83,15 @@ def _memory(preset: dict[str, Any]) -> tuple[int | None, int | None]:
 def _show_guessing(preset: dict[str, Any]) -> None:
     """How well it guesses ahead, and why by another way than the preset's own."""
     guessing = preset["speculative"]
-    if guessing["method"] in (None, guessing["asked"]) and guessing["acceptance"] is None:
+    if guessing["method"] is None or guessing["method"] == guessing["asked"] == "off":
         return
-    share = "" if guessing["acceptance"] is None else f", {guessing['acceptance']:.0%} right of late"
+    share = guessing["acceptance"]
+    told = "it has guessed nothing yet" if share is None else f"{share:.0%} of its late guesses were right"
     why = f" ({guessing['why']})" if guessing["why"] else ""
-    render.out(f"\n{preset['name']} guesses ahead by {guessing['method']}{share}{why}")
+    method = guessing["method"]
+    render.out(
+        f"\n{preset['name']} " + ("guesses nothing ahead" if method == "off" else f"guesses ahead by {method}: {told}") + why
+    )
 
 
 def _show_end(preset: dict[str, Any]) -> None:

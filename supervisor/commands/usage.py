@@ -217,6 +217,15 @@ class _Sums:
             render.out(
                 f"idle: {_energy(self.idle_j)}{'' if money is None else f', {self._money(money)}'} while nothing was in work"
             )
+        if (
+            self.settings.price_per_kwh is not None
+            and self.rows
+            and self.idle_j is None
+            and all(row["energy_j"] is None for row in self.rows)
+        ):
+            render.out("energy and cost aren't known: no card here tells what it takes")
+        if "key" in self.by and all(row["key"] is None for row in self.rows):
+            render.out("llmctl has no keys yet: all requests count as one's")
         if self.turned_away:
             render.out("turned away: " + ", ".join(f"{count:,} {_plain(code)}" for code, count in self.turned_away.items()))
         if self.lost:
@@ -253,6 +262,9 @@ def _list(rows: Iterable[dict[str, Any]], form: str, as_json: bool, settings: co
 
 
 def _list_in_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    if not rows:
+        render.say("no request has come yet, or none fits that")
+        return
     heads = ("time", "id", "preset", "status", "prompt", "cached", "answer", "TTFT", "tok/s", "took")
     cells = [
         [
