@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 from supervisor import pace
 from supervisor.routes import Api
 
-NOTED: Final = 1 << 10
-"""Of most answers all times are noted, and put into bins when nobody waits for it. They take 8 KiB."""
+NOTED: Final = 1 << 13
+"""Of most answers all times are noted, and put into bins when nobody waits for it. They take 64 KiB at most."""
 _MASK: Final = NOTED - 1
 _MOST: Final = 1e15
 """No count of tokens, and no milliseconds, are as many."""
@@ -120,6 +120,8 @@ _SEVERAL: Final[Mapping[Api, _Plain]] = {
     Api.NATIVE: _PLAIN[Api.NATIVE]._replace(starts=(b'data: {"index":',)),
 }
 """The same where a request has several sequences: of a chat, the first event of each looks so too."""
+_NUMBER: Final = b'","index":'
+_SPEAKER: Final = b',"delta":{"role":'
 
 
 class Meter:
@@ -131,6 +133,7 @@ class Meter:
         "_finals",
         "_first_s",
         "_gaps",
+        "_index_at",
         "_last",
         "_note",
         "_piece",
@@ -165,6 +168,8 @@ class Meter:
         self._rest = b""
         self._choice = b""
         self._finals: dict[bytes, bytes] = {}
+        self._index_at = len(self._starts[0]) if self._starts and self._starts[0].endswith(b'"index":') else 0
+        """Where an event says which sequence it is of; 0 where that is behind its text."""
         self._several: dict[bytes, int] | None = {} if sequences > 1 else None
         """Events a sequence, where there are several."""
 
@@ -195,9 +200,11 @@ class Meter:
             and data.find(b"\n", self._skip) == size - 2
         ):
             if self._several is not None:
-                if _ROLE in data or (index := _INDEX.search(data)) is None:
+                at = self._index_at or data.find(_NUMBER) + len(_NUMBER)
+                index = data[at : data.find(b",", at)]
+                if data.startswith(_SPEAKER, at + len(index)):
                     return
-                self._several[index[1]] = self._several.get(index[1], 0) + 1
+                self._several[index] = self._several.get(index, 0) + 1
             self.events = events = self.events + 1
             self._note(now_s)
             if not events & _MASK:
