@@ -417,7 +417,7 @@ def _compare(
 
 def _may_be_unread(answer: Answer, journal: Journal, more: int) -> bool:
     """Whether so many engines can have died with the request unread in their sockets."""
-    return 0 < more <= sum(answer.asked_s - DYING_S <= at_s <= answer.ended_s for at_s in journal.deaths_s)
+    return 0 < more <= sum(answer.asked_s - DYING_S <= at_s <= answer.ended_s + DYING_S for at_s in journal.deaths_s)
 
 
 def _compare_sums(

@@ -134,20 +134,25 @@ class Ledger:
     def _write(self) -> None:
         batch = Batch()
         prune_at_s = time.monotonic()
-        more = True
+        more, writing_s = True, 0.0
         while more:
-            more = self._gather(batch, prune_at_s)
+            more = self._gather(batch, prune_at_s, BATCH_S - writing_s)
+            begun_s = time.monotonic()
             if batch and not self._commit(batch):
                 time.sleep(RETRY_S if more else 0)
             elif more and time.monotonic() >= prune_at_s:
                 prune_at_s = time.monotonic() + (0.0 if self._prune() else PRUNE_S)
+            writing_s = time.monotonic() - begun_s
         if batch.closed:
             self.lost += len(batch.closed)
             log.error("%d records are lost: the ledger %s can't be written at the end", len(batch.closed), self.path)
         self._file.close()
 
-    def _gather(self, batch: Batch, until_s: float) -> bool:
-        """Add the changes of one batch, or return at that time; False when it was the last."""
+    def _gather(self, batch: Batch, until_s: float, wait_s: float) -> bool:
+        """Add the changes of one batch, or return at that time; False when it was the last.
+
+        After the first one it waits for more, but not for as long as the last batch took to write: they have come meanwhile.
+        """
         if not batch:
             try:
                 change = self._changes.get(timeout=max(0.0, until_s - time.monotonic()))
@@ -156,7 +161,7 @@ class Ledger:
             if change is None:
                 return False
             self._add(batch, change)
-            time.sleep(BATCH_S)
+            time.sleep(max(BATCH_S / 4, wait_s))
         while True:
             try:
                 change = self._changes.get_nowait()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import logging
 import math
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,11 +63,12 @@ class Batch:
 _PRUNE: Final = f"""
 DELETE FROM requests WHERE seq IN
     (SELECT seq FROM requests WHERE status != 'open' AND opened_at < ? ORDER BY seq LIMIT {PRUNED_AT_ONCE})"""
-_OPEN: Final = f"""
-INSERT INTO requests ({", ".join(schema.FIELDS)}) VALUES ({", ".join(f":{name}" for name in schema.FIELDS)})"""
-_CLOSE: Final = f"""
-INSERT INTO requests (run, {", ".join(schema.FIELDS)}) VALUES (:run, {", ".join(f":{name}" for name in schema.FIELDS)})
-ON CONFLICT (id) DO UPDATE SET run = excluded.run, {", ".join(f"{name} = excluded.{name}" for name in schema.FIELDS if name != "id")}"""
+_COLUMNS: Final = ("run", *schema.FIELDS)
+_ID: Final = _COLUMNS.index("id")
+_ONE: Final = f"({', '.join('?' * len(_COLUMNS))})"
+AT_ONCE: Final = 64
+"""Records a statement. Python lets go of its lock for each, and a busy loop gives it back half a millisecond later: one a record would take
+as long as all else together."""
 _RUN: Final = f"""
 INSERT OR IGNORE INTO runs ({", ".join(schema.RUN_FIELDS)}) VALUES ({", ".join(f":{name}" for name in schema.RUN_FIELDS)})"""
 _RUN_ID: Final = f"SELECT id FROM runs WHERE {' AND '.join(f'{name} IS :{name}' for name in schema.RUN_FIELDS)}"
@@ -151,10 +153,14 @@ class LedgerFile:
             return False
 
     def _put(self, connection: sqlite3.Connection, batch: Batch) -> int:
-        found = [(_OPEN, _values(row.opened())) for row in batch.opened.values()]
-        found += [(_CLOSE, {**_values(record), "run": self._run_id(connection, run)}) for record, run in batch.closed]
-        found.sort(key=lambda each: str(each[1]["id"]))  # seq is the order of admission
-        written = [_put_one(connection, statement, values) for statement, values in found]
+        found = [(None, *_values(row.opened())) for row in batch.opened.values()]
+        found += [(self._run_id(connection, run), *_values(record)) for record, run in batch.closed]
+        found.sort(key=lambda values: str(values[_ID]))  # seq is the order of admission
+        refused, at = 0, 0
+        while at < len(found):
+            count = min(AT_ONCE, 1 << (len(found) - at).bit_length() - 1)  # few statements, so that SQLite need not parse anew
+            refused += _write(connection, found[at : at + count])
+            at += count
         connection.execute(schema.SUM_THESE, (json.dumps([record.id for record, _ in batch.closed]),))
         for request, joules in batch.energy:
             connection.execute(_ENERGY, (joules, request))
@@ -164,7 +170,7 @@ class LedgerFile:
         connection.executemany(_TURNED_AWAY, ((*what, count) for what, count in batch.turned_away.items()))
         if batch.lost:
             connection.execute(_LOSS, (batch.lost,))
-        return written.count(False)
+        return refused
 
     def _run_id(self, connection: sqlite3.Connection, run: Run | None) -> int | None:
         if run is None:
@@ -197,15 +203,24 @@ _OUTER: Final = frozenset(
 )
 
 
-def _values(record: Record) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in schema.FIELDS}
+def _values(record: Record) -> tuple[Any, ...]:
+    return tuple(getattr(record, name) for name in schema.FIELDS)
 
 
-def _put_one(connection: sqlite3.Connection, statement: str, values: Mapping[str, Any]) -> bool:
-    """A value that SQLite can't hold, from an engine that speaks otherwise, mustn't hold up the rest."""
+@functools.cache
+def _statement(count: int) -> str:
+    """What opens or closes so many records."""
+    changed = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS if name != "id")
+    return f"INSERT INTO requests ({', '.join(_COLUMNS)}) VALUES {', '.join([_ONE] * count)} ON CONFLICT (id) DO UPDATE SET {changed}"
+
+
+def _write(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> int:
+    """Write these; how many can't be: a value that SQLite can't hold, from an engine that speaks otherwise, mustn't hold up the rest."""
     try:
-        connection.execute(statement, values)
+        connection.execute(_statement(len(rows)), [value for row in rows for value in row])
     except (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError, OverflowError, ValueError) as exc:
-        log.warning("the record %s can't be written: %s", values["id"], type(exc).__name__)
-        return False
-    return True
+        if len(rows) > 1:
+            return sum(_write(connection, [row]) for row in rows)
+        log.warning("the record %s can't be written: %s", rows[0][_ID], type(exc).__name__)
+        return 1
+    return 0
