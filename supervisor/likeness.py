@@ -177,7 +177,9 @@ class Parting:
     shared_with: str | None
     """None where nothing is the same."""
     parted_in: str | None
-    """The piece of the new one in which they part; None where all of it is in the earlier one, or nothing."""
+    """The piece of the new one in which they part, its first where it begins like none; None where all of it is in the earlier one, or
+    there was none.
+    """
 
 
 class _Trail(NamedTuple):
@@ -217,10 +219,11 @@ class Trails:
                 shared, likest = chars, trail.id
             if not whole:  # else whatever is like it is as like to this one
                 others.append(trail)
+        parted_in = _label_at(parts, shared) if self._kept else None
         self._kept = others[-(KEPT - 1) :]
         if blocks:
             self._kept.append(_Trail(id, marks, len(blocks[-1]), ends[-1]))
-        return Parting(ends[-1] if ends else 0, shared, likest, _label_at(parts, shared) if likest else None)
+        return Parting(ends[-1] if ends else 0, shared, likest, parted_in)
 
 
 def _blocks(parts: Sequence[Part]) -> tuple[list[bytes], list[int]]:

@@ -1,7 +1,7 @@
 """One record explained in plain words: where its time went, why its prompt was cached or wasn't, and how that compares. Pure.
 
-Every sentence is one fact with its numbers; what isn't known isn't told. What became of the request comes first, then where its time went,
-then a group of facts each for the wait, the prompt and the answer: the one that took longest first.
+Every sentence is one fact with its numbers; what isn't known isn't told. Their order is always the same: what became of the request, where
+its time went (the longest part first), its wait, the cache, the depth of the context, the answer, energy.
 
 A figure is called faster or slower than usual only where it lies outside Tukey's fences, that is more than 1.5 times the distance of the
 preset's quartiles beyond them (Exploratory Data Analysis, 1977), and at least :data:`TELLING` from the median. Speeds are compared only
@@ -39,9 +39,11 @@ SLACK_TOKENS: Final = 64
 """Fewer that are missing are no loss worth a reason."""
 OVERLAP_S: Final = 0.1
 """A client may send its next request before the last one's record is closed."""
-STALL: Final = 10.0
-"""One of a hundred gaps is so many times the median, and longer than :data:`STALL_MS`: the text came unevenly."""
+STALL: Final = 4.0
+"""The longest gaps are so many times the median, and longer than :data:`STALL_MS`: the text came unevenly."""
 STALL_MS: Final = 500.0
+GAPS: Final = 200
+"""Of so many tokens, one gap in a hundred is told; of fewer that is the longest."""
 LARGE_BYTES: Final = 1024
 """A shorter prompt costs little, whatever changes in it."""
 HEAD: Final = ("tools", "system", "message 1 (system)", "message 1 (developer)", "input 1 (system)", "input 1 (developer)")
@@ -75,6 +77,15 @@ ERRORS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """What an error's code means, in the record of a request."""
+REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "context_length_exceeded": "A larger context, fewer slots or `truncate: oldest` in its preset would make room for it.",
+        "queue_full": "More slots, or fewer requests at a time, keep the queue short.",
+        "queue_timeout": "More slots, or fewer requests at a time, keep the queue short.",
+        "engine_died": "Sent again, it goes to a new engine.",
+    }
+)
+"""What to do about it, where the reason doesn't say that."""
 _ENGINES: Final = "engine_"
 """How the codes of the engine's own errors begin: the HTTP status follows."""
 
@@ -118,7 +129,7 @@ class Segment(NamedTuple):
 _PHRASES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "queue": "waiting for a slot",
-        "load": "waiting for the model to load",
+        "load": "until its engine was up",
         "prefill": "prefill",
         "decode": "decode",
         "first token": "at the engine before the first token",
@@ -169,21 +180,18 @@ def segments(record: Record) -> tuple[Segment, ...]:
 
 
 def spell(ms: float) -> str:
-    """``410.0`` → ``"0.41 s"``, ``41`` → ``"41 ms"``."""
-    return duration(ms / 1e3) if ms >= 1e3 else f"{ms / 1e3:.2f} s" if ms >= 100 else f"{ms:.0f} ms" if ms >= 1 else "under 1 ms"
+    """``410.0`` → ``"410 ms"``, ``9400`` → ``"9.4 s"``."""
+    return duration(ms / 1e3) if ms >= 999.5 else f"{ms:.0f} ms" if ms >= 1 else "under 1 ms"
 
 
-def explain(record: Record, run: Run | None, usual: Usual | None, like: Record | None) -> tuple[str, ...]:
-    """The sentences. ``usual`` is of its preset's requests before it, ``like`` the one that it shares its prompt's beginning with."""
+def explain(
+    record: Record, run: Run | None, usual: Usual | None, like: Record | None, earlier: Sequence[Record] = ()
+) -> tuple[str, ...]:
+    """The sentences. ``usual`` is of its preset's requests before it, ``earlier`` the last of those, ``like`` the one that begins alike."""
     known = usual or Usual()
-    groups = [
-        ((record.queue_ms or 0.0) + (record.load_ms or 0.0), tuple(_wait(record, known))),
-        (record.prefill_ms or record.ttft_ms or 0.0, (*_prompt(record, known), *_likeness(record, run, like))),
-        (record.decode_ms or 0.0, tuple(_answer(record, run, known))),
-    ]
-    groups.sort(key=lambda group: -group[0])
-    told = [sentence for _, group in groups for sentence in group]
-    return (*_outcome(record), *_time(record, known), *told, *_energy(record))
+    spent = (*_outcome(record), *_time(record, known), *_wait(record, known))
+    cache = (*_prompt(record, known), *_likeness(record, run, like, earlier))
+    return (*spent, *cache, *_answer(record, run, known), *_energy(record))
 
 
 def _outcome(record: Record) -> Iterator[str]:
@@ -202,6 +210,8 @@ def _outcome(record: Record) -> Iterator[str]:
     }
     if record.status in said:
         yield f"{said[record.status]}."
+    if record.error is not None and record.error in REMEDIES:
+        yield REMEDIES[record.error]
     if record.error == "queue_full" and record.ahead is not None:
         yield f"{_were(record.ahead, 'request')} in work or waiting when it came."
     if record.attempts > 1:
@@ -242,8 +252,6 @@ def _wait(record: Record, usual: Usual) -> Iterator[str]:
         yield f"It waited {spell(record.queue_ms)} for a slot{against}{ahead}."
         if record.batch:
             yield "It is of the class that may wait: others went before it."
-    if record.load_ms is not None and record.load_ms >= WAIT_MS:
-        yield f"It waited {spell(record.load_ms)} for an engine, because none was up."
 
 
 def _prompt(record: Record, usual: Usual) -> Iterator[str]:
@@ -261,17 +269,21 @@ def _prompt(record: Record, usual: Usual) -> Iterator[str]:
         yield f"{came}; {max(0, prompt - cached):,} {'was' if prompt - cached == 1 else 'were'} computed{pace}."
 
 
-def _likeness(record: Record, run: Run | None, like: Record | None) -> Iterator[str]:
+def _likeness(record: Record, run: Run | None, like: Record | None, earlier: Sequence[Record]) -> Iterator[str]:
     """Where the prompt parts from those before it, and what became of what they share."""
     size, shared = record.prompt_chars, record.shared_chars
-    if not size or shared is None:
+    if not size or shared is None or record.cached_tokens is None:
         return
     if record.shared_with is None or not shared:
-        if not record.cached_tokens or not record.prompt_tokens or record.cached_tokens < TELLING * record.prompt_tokens:
-            yield "None of this preset's last prompts begins like it: all of it had to be computed."
+        yield from _unlike(record, record.cached_tokens, earlier)
         return
-    is_lost = _is_lost(record, size, shared)
-    yield _parting(record, size, shared, like, is_lost=is_lost)
+    missing = _missing(record, size, shared)
+    ended_at, up_at = None if like is None else like.closed_at, _up_at(record)
+    if missing and ended_at is not None and up_at is not None and ended_at <= up_at:
+        yield f"{_parting(record, size, shared, like, is_lost=True)}, but the engine has been started anew since, and its cache was gone."
+        return
+    is_lost = missing > SLACK_TOKENS
+    yield f"{_parting(record, size, shared, like, is_lost=is_lost)}."
     if is_lost:
         yield f"Most of that was in the cache no longer: {_loss(record, run, like)}."
     if record.parted_in in HEAD and size >= LARGE_BYTES and shared < size / 2:
@@ -281,38 +293,61 @@ def _likeness(record: Record, run: Run | None, like: Record | None) -> Iterator[
         )
 
 
+def _unlike(record: Record, cached: int, earlier: Sequence[Record]) -> Iterator[str]:
+    """Nothing is the same: a first prompt, or one that begins otherwise than all before it."""
+    up_at = _up_at(record)
+    if up_at is None or cached > SLACK_TOKENS:
+        return
+    if not any(each.attempts and (each.closed_at or math.inf) > up_at for each in earlier):
+        if not record.ahead:
+            yield "It was the first prompt since its engine started."
+        return
+    is_opening = cached > 0 and record.parted_in != "prompt"
+    said = (
+        "Only the template's opening is the same as in a prompt before it" if is_opening else "No prompt before it begins like it"
+    )
+    costs = (
+        ": a system prompt that changes at its beginning costs the whole cache" if "system" in (record.parted_in or "") else ""
+    )
+    yield f"{said}{costs}."
+
+
 def _parting(record: Record, size: int, shared: int, like: Record | None, *, is_lost: bool) -> str:
     like_size = None if like is None else like.prompt_chars
     if shared >= size:
-        same = "the same as that" if like_size == size else "all of it the beginning of that"
-        return f"The prompt is {same} of {record.shared_with}, {_many(size, 'byte')}."
+        return f"The prompt is {'the same as that' if like_size == size else 'the beginning of that'} of {record.shared_with}"
     first = f"its first {shared:,} of {_many(size, 'byte')}"
     if like_size == shared:
         rest = "" if is_lost else ", and only the rest is new"
-        return f"The prompt goes on from that of {record.shared_with}: {first} are the whole of that one{rest}."
+        return f"The prompt goes on from that of {record.shared_with}: {first} are the whole of that one{rest}"
     where = f" and parts from it in {record.parted_in}" if record.parted_in else ""
     rest = "" if is_lost else ": everything from there had to be computed"
-    return f"The prompt is the same as that of {record.shared_with} for {first}{where}{rest}."
+    return f"The prompt is the same as that of {record.shared_with} for {first}{where}{rest}"
 
 
-def _is_lost(record: Record, size: int, shared: int) -> bool:
-    """Whether the cache had much less than the prompts share, as far as bytes say how many tokens that is."""
-    if record.cached_tokens is None or record.prompt_tokens is None:
-        return False
-    expected = record.prompt_tokens * shared / size
-    return record.cached_tokens < CACHED_FOR_SHARED * expected and expected - record.cached_tokens > SLACK_TOKENS
+def _missing(record: Record, size: int, shared: int) -> float:
+    """Tokens that the prompts share and the cache didn't have, as far as bytes say how many that is; 0 where it had most of them."""
+    expected, cached = (record.prompt_tokens or 0) * shared / size, record.cached_tokens or 0
+    return expected - cached if cached < CACHED_FOR_SHARED * expected else 0.0
+
+
+def _put_at(record: Record) -> float:
+    """When an engine had it, in seconds since 1970."""
+    return record.opened_at + ((record.queue_ms or 0.0) + (record.load_ms or 0.0)) / 1e3
+
+
+def _up_at(record: Record) -> float | None:
+    """When that engine came up, in seconds since 1970."""
+    return None if record.up_ms is None else _put_at(record) - record.up_ms / 1e3
 
 
 def _loss(record: Record, run: Run | None, like: Record | None) -> str:
     """Why that may be."""
     name = record.shared_with
-    put_at = record.opened_at + ((record.queue_ms or 0.0) + (record.load_ms or 0.0)) / 1e3
     if record.dropped_turns:
         return "turns were left out, so what the engine got begins otherwise"
     ended_at = None if like is None else like.closed_at
-    if ended_at is not None and record.up_ms is not None and ended_at <= put_at - record.up_ms / 1e3:
-        return f"the engine has started anew since {name}, {spell(record.up_ms)} before it got this one"
-    if like is not None and (ended_at is None or ended_at > put_at + OVERLAP_S):
+    if like is not None and (ended_at is None or ended_at > _put_at(record) + OVERLAP_S):
         return f"{name} was still in work, and another slot had to compute it, too"
     if like is not None and like.status != "ok" and like.ttft_ms is None:
         return f"{name} ended ({like.status}) before its prompt was computed"
@@ -322,20 +357,27 @@ def _loss(record: Record, run: Run | None, like: Record | None) -> str:
 
 def _answer(record: Record, run: Run | None, usual: Usual) -> Iterator[str]:
     made = record.completion_tokens or 0
-    if _decode_tps(record) is not None:
-        yield f"Decode ran{_pace(record.decode_tps, usual.decode_tps)}."
-    if (share := _acceptance(record)) is not None:
-        often = f" (usually {usual.acceptance.median * 100:.0f} %)" if usual.acceptance is not None else ""
-        yield f"Of {_many(record.draft_tokens, 'guessed token')} {share * 100:.0f} % were right{often}."
-    half_ms, most_ms = record.itl_p50_ms, record.itl_p99_ms
-    if half_ms is not None and most_ms is not None and made >= DECODE_TOKENS and most_ms >= max(STALL_MS, STALL * half_ms):
-        yield f"Its text came unevenly: half of the gaps were at most {spell(half_ms)}, and 1 of 100 was longer than {spell(most_ms)}."
     depth = None if record.prompt_tokens is None else record.prompt_tokens + made
     if run is not None and depth is not None and depth <= run.context:
         yield f"The context was {depth:,} of {_many(run.context, 'token')} deep."
-    if record.finish_reason in ("length", "max_tokens", "limit"):
+    if _decode_tps(record) is not None:
+        yield f"Decode ran{_pace(record.decode_tps, usual.decode_tps)}."
+    elif (tps := _seen_tps(record)) is not None:
+        yield f"The engine tells no timings on this route; after its first token the answer came at about {_number(tps, 10)} tokens/s."
+    half_ms, most_ms = record.itl_p50_ms, record.itl_p99_ms
+    if half_ms is not None and most_ms is not None and made >= DECODE_TOKENS and most_ms >= max(STALL_MS, STALL * half_ms):
+        most = f"1 of 100 gaps was longer than {spell(most_ms)}" if made >= GAPS else f"at most {spell(most_ms)}"
+        yield f"Its text came unevenly: usually {spell(half_ms)} apart, {most}."
+    if (share := _acceptance(record)) is not None:
+        often = f"; usually {usual.acceptance.median * 100:.0f} %" if usual.acceptance is not None else ""
+        right = f"{record.draft_accepted:,} of {_many(record.draft_tokens, 'guessed token')}"
+        yield f"{right} {'was' if record.draft_accepted == 1 else 'were'} right ({share * 100:.0f} %{often})."
+    elif run is not None and run.speculative == "ngram" and record.decode_ms is not None and made >= DECODE_TOKENS:
+        yield "Nothing was guessed ahead: nothing in it repeated what was said before."
+    if made and record.finish_reason in ("length", "max_tokens", "limit"):
         is_full = run is not None and depth is not None and depth >= run.context - 1
-        yield f"Its answer ended where {'the context was full' if is_full else 'it had as many tokens as it might'}, after {made:,}."
+        tokens = _many(made, "token")
+        yield f"It stopped {f'where the context was full, after {tokens}' if is_full else f'at its limit of {tokens} (max_tokens)'}."
 
 
 def _energy(record: Record) -> Iterator[str]:
@@ -354,6 +396,14 @@ def _prefill_tps(record: Record) -> float | None:
 
 def _decode_tps(record: Record) -> float | None:
     return record.decode_tps if (record.completion_tokens or 0) >= DECODE_TOKENS else None
+
+
+def _seen_tps(record: Record) -> float | None:
+    """By when its first token came and when it ended, where the engine tells no times (Anthropic's API)."""
+    if record.status != "ok" or record.attempts > 1 or record.prefill_ms or record.decode_ms or record.ttft_ms is None:
+        return None
+    made, answer_ms = record.completion_tokens or 0, (record.total_ms or 0.0) - record.ttft_ms
+    return (made - 1) / answer_ms * 1e3 if made >= DECODE_TOKENS and answer_ms > 0 else None
 
 
 def _acceptance(record: Record) -> float | None:
@@ -376,8 +426,8 @@ def _pace(tps: float | None, quartiles: Quartiles | None) -> str:
     return f"{told}, not far from the usual {_number(quartiles.median)}"
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 20 else f"{value:.1f}"
+def _number(value: float, whole: float = 20) -> str:
+    return f"{value:,.0f}" if value >= whole else f"{value:.1f}"
 
 
 def _many(number: int | None, what: str) -> str:

@@ -289,7 +289,7 @@ def test_what_is_shared_is_what_a_comparison_of_the_texts_says_to_within_a_block
             assert found.shared_chars == 0
         else:
             assert found.shared_chars <= by_hand[int(found.shared_with.removeprefix("req_"))]
-        assert (found.parted_in is None) == (found.shared_with is None or found.shared_chars == found.prompt_chars)
+        assert (found.parted_in is None) == (found.shared_chars == found.prompt_chars or (not earlier and not found.shared_chars))
         earlier.append(prompt)
 
 
@@ -338,7 +338,7 @@ def test_a_prompt_that_is_the_beginning_of_an_earlier_one_parts_nowhere() -> Non
 def test_the_same_text_of_another_role_is_another_prompt() -> None:
     trails = Trails()
     trails.compare("req_1", [("message 1 (user)", b"x" * 300)])
-    assert trails.compare("req_2", [("message 1 (system)", b"x" * 300)]) == Parting(300, 0, None, None)
+    assert trails.compare("req_2", [("message 1 (system)", b"x" * 300)]) == Parting(300, 0, None, "message 1 (system)")
 
 
 def test_the_same_dialogue_by_another_api_is_the_same_prompt() -> None:

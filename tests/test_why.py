@@ -20,7 +20,7 @@ from supervisor.likeness import Parting
 from supervisor.meter import Reading
 from supervisor.record import STATUSES, Record, Run
 from supervisor.row import Measured
-from supervisor.why import ERRORS, Quartiles, Segment, Usual, explain, segments, spell, usual
+from supervisor.why import ERRORS, REMEDIES, Quartiles, Segment, Usual, explain, segments, spell, usual
 from tests import console
 
 SOURCE = Path(why.__file__).parent
@@ -71,18 +71,15 @@ def told(record: Record, run: Run | None = None, usual: Usual | None = None, lik
 
 
 def test_the_longest_part_is_told_first_and_every_part_with_its_time() -> None:
-    assert told(ANSWERED)[0] == "It took 9.4 s: 6.1 s waiting for the model to load, 2.9 s prefill, 0.39 s decode."
-    assert "It waited 6.1 s for an engine, because none was up." in told(ANSWERED)
+    assert told(ANSWERED)[0] == "It took 9.4 s: 6.1 s until its engine was up, 2.9 s prefill, 390 ms decode."
+    assert sum("engine" in each for each in told(ANSWERED)) == 1
 
 
-def test_the_groups_of_facts_stand_in_the_order_of_what_they_took() -> None:
-    def order(**fields: Any) -> list[str]:
-        words = {"It waited": "wait", "4,096 of": "prompt", "Decode ran": "answer"}
-        return [name for sentence in told(of(**fields)) for word, name in words.items() if sentence.startswith(word)]
-
-    assert order() == ["wait", "prompt", "answer"]
-    assert order(load_ms=100.0, decode_ms=4000.0) == ["answer", "prompt", "wait"]
-    assert order(load_ms=100.0, decode_ms=400.0) == ["prompt", "answer", "wait"]
+def test_the_order_is_always_the_same() -> None:
+    words = {"It took 9": "time", "It waited": "wait", "4,096 of": "cache", "The context": "depth", "Decode ran": "answer"}
+    for fields in ({}, {"decode_ms": 4000.0}, {"prefill_ms": 100.0, "decode_ms": 100.0}):
+        found = told(of(queue_ms=900.0, load_ms=100.0, **fields), RUN)
+        assert [name for each in found for word, name in words.items() if each.startswith(word)] == [*words.values()]
 
 
 def test_the_parts_add_up_to_the_whole() -> None:
@@ -190,36 +187,48 @@ LOST = "Most of that was in the cache no longer: "
         pytest.param(
             alike(16_384, 16_384, None, cached_tokens=5320),
             LIKE,
-            ["The prompt is the same as that of req_1, 16,384 bytes."],
+            ["The prompt is the same as that of req_1."],
             id="the same again",
         ),
         pytest.param(
             alike(16_384, 16_384, None, cached_tokens=5320),
             of(LIKE, prompt_chars=20_000),
-            ["The prompt is all of it the beginning of that of req_1, 16,384 bytes."],
+            ["The prompt is the beginning of that of req_1."],
             id="the beginning of another",
-        ),
-        pytest.param(
-            of(prompt_chars=21_300, shared_chars=0, cached_tokens=0),
-            None,
-            ["None of this preset's last prompts begins like it: all of it had to be computed."],
-            id="like none",
         ),
         pytest.param(of(prompt_chars=21_300, shared_chars=0), None, [], id="like none that is known, and yet cached"),
         pytest.param(
             alike(cached_tokens=0, up_ms=6000.0),
             of(LIKE, closed_at=1000.05),
             [
-                "The prompt goes on from that of req_1: its first 16,384 of 21,300 bytes are the whole of that one.",
-                f"{LOST}the engine has started anew since req_1, 6.0 s before it got this one.",
+                "The prompt goes on from that of req_1: its first 16,384 of 21,300 bytes are the whole of that one, "
+                "but the engine has been started anew since, and its cache was gone.",
             ],
             id="the engine started anew between the two",
+        ),
+        pytest.param(
+            alike(32, 32, None, prompt_tokens=39, cached_tokens=0, load_ms=4600.0, up_ms=1.4),
+            of(LIKE, closed_at=999.0, prompt_chars=32),
+            ["The prompt is the same as that of req_1, but the engine has been started anew since, and its cache was gone."],
+            id="a short one, which waited for the new engine",
+        ),
+        pytest.param(
+            alike(32, 32, None, prompt_tokens=39, cached_tokens=38, up_ms=1.4),
+            of(LIKE, closed_at=999.0, prompt_chars=32),
+            ["The prompt is the same as that of req_1."],
+            id="cached although the engine is new",
+        ),
+        pytest.param(
+            alike(cached_tokens=None, status="cancelled"),
+            LIKE,
+            [],
+            id="cancelled before the engine said it",
         ),
         pytest.param(
             alike(16_384, 16_384, None, cached_tokens=100, up_ms=1e6),
             LIKE,
             [
-                "The prompt is the same as that of req_1, 16,384 bytes.",
+                "The prompt is the same as that of req_1.",
                 f"{LOST}other prompts took its place since (the engine has 1 slot), or the model can only go back to a "
                 "checkpoint and there was none near.",
             ],
@@ -229,7 +238,7 @@ LOST = "Most of that was in the cache no longer: "
             alike(16_384, 16_384, None, cached_tokens=100, up_ms=1e6, load_ms=0.0),
             of(LIKE, closed_at=1003.0),
             [
-                "The prompt is the same as that of req_1, 16,384 bytes.",
+                "The prompt is the same as that of req_1.",
                 f"{LOST}req_1 was still in work, and another slot had to compute it, too.",
             ],
             id="at the same time",
@@ -238,7 +247,7 @@ LOST = "Most of that was in the cache no longer: "
             alike(16_384, 16_384, None, cached_tokens=100, up_ms=1e6),
             of(LIKE, status="cancelled", ttft_ms=None),
             [
-                "The prompt is the same as that of req_1, 16,384 bytes.",
+                "The prompt is the same as that of req_1.",
                 f"{LOST}req_1 ended (cancelled) before its prompt was computed.",
             ],
             id="the other was never computed",
@@ -253,7 +262,7 @@ LOST = "Most of that was in the cache no longer: "
             id="turns were left out",
         ),
         pytest.param(
-            alike(24, 20_000, "message 1 (system)", cached_tokens=5),
+            alike(24, 20_000, "message 1 (system)", cached_tokens=5, up_ms=1e6),
             LIKE,
             [
                 "The prompt is the same as that of req_1 for its first 24 of 20,000 bytes and parts from it in "
@@ -271,27 +280,89 @@ def test_why_the_prompt_was_cached_or_was_not(record: Record, like: Record | Non
     assert [each for each in told(record, RUN, None, like) if each.startswith(words)] == sentences
 
 
+EARLIER = of(closed_at=990.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "earlier", "sentences"),
+    [
+        ({}, [], ["It was the first prompt since its engine started."]),
+        ({"cached_tokens": 1}, [], ["It was the first prompt since its engine started."]),
+        ({"up_ms": 16_000.0}, [EARLIER], ["It was the first prompt since its engine started."]),
+        ({}, [of(EARLIER, attempts=0, status="refused")], ["It was the first prompt since its engine started."]),
+        ({"ahead": 1}, [], []),
+        ({}, [EARLIER], ["No prompt before it begins like it."]),
+        (
+            {"parted_in": "message 1 (system)"},
+            [EARLIER],
+            ["No prompt before it begins like it: a system prompt that changes at its beginning costs the whole cache."],
+        ),
+        (
+            {"parted_in": "message 1 (user)", "cached_tokens": 7},
+            [EARLIER],
+            ["Only the template's opening is the same as in a prompt before it."],
+        ),
+        ({"parted_in": "prompt", "cached_tokens": 1}, [EARLIER], ["No prompt before it begins like it."]),
+        ({"cached_tokens": 3000}, [EARLIER], []),
+        ({"cached_tokens": None}, [EARLIER], []),
+        ({"up_ms": None}, [EARLIER], []),
+    ],
+)
+def test_a_prompt_that_begins_like_none(fields: dict[str, Any], earlier: list[Record], sentences: list[str]) -> None:
+    """The engine came up at 906.1, or at 990.1 where it is up for 16 s."""
+    bare = of(prompt_chars=21_300, shared_chars=0, **{"cached_tokens": 0, "up_ms": 100_000.0, **fields})
+    words = ("It was the first prompt", "No prompt", "Only the template")
+    assert [each for each in explain(bare, RUN, None, None, earlier) if each.startswith(words)] == sentences
+
+
 # The answer
 
 
 def test_depth_guesses_and_what_ended_it() -> None:
     found = told(of(draft_tokens=312, draft_accepted=222), RUN, Usual(acceptance=Quartiles(0.6, 0.64, 0.7)))
     assert "The context was 5,400 of 65,536 tokens deep." in found
-    assert "Of 312 guessed tokens 71 % were right (usually 64 %)." in found
-    assert "Of 312 guessed tokens 71 % were right." in told(of(draft_tokens=312, draft_accepted=222))
+    assert "222 of 312 guessed tokens were right (71 %; usually 64 %)." in found
+    assert "222 of 312 guessed tokens were right (71 %)." in told(of(draft_tokens=312, draft_accepted=222))
     assert not any("guessed" in each for each in told(of(draft_tokens=0, draft_accepted=0)))
-    ended = "Its answer ended where it had as many tokens as it might, after 79."
+    ended = "It stopped at its limit of 79 tokens (max_tokens)."
     assert ended in told(of(finish_reason="length"))
     assert ended in told(of(finish_reason="max_tokens"), RUN)
     full = dataclasses.replace(RUN, context=5400)
-    assert "Its answer ended where the context was full, after 79." in told(of(finish_reason="length"), full)
-    assert not any("ended where" in each for each in told(of(finish_reason="stop")))
+    assert "It stopped where the context was full, after 79 tokens." in told(of(finish_reason="length"), full)
+    assert not any(each.startswith("It stopped") for each in told(of(finish_reason="stop")))
     assert not any("deep" in each for each in told(of(prompt_tokens=70_000), RUN))  # the sum of several sequences
 
 
+def test_nothing_guessed_is_told_only_of_an_engine_that_guesses_by_repetition() -> None:
+    said = "Nothing was guessed ahead: nothing in it repeated what was said before."
+    ngram = dataclasses.replace(RUN, speculative="ngram")
+    assert said in told(of(), ngram)
+    assert said not in told(of(), RUN)
+    assert said not in told(of(decode_ms=None), ngram)
+    assert said not in told(of(draft_tokens=34, draft_accepted=7), ngram)
+    assert "7 of 34 guessed tokens were right (21 %)." in told(of(draft_tokens=34, draft_accepted=7), ngram)
+
+
+def test_a_route_that_tells_no_timings_has_a_rate_by_the_clock() -> None:
+    bare = of(prefill_ms=None, decode_ms=None, prefill_tps=None, decode_tps=None, ttft_ms=2900.0, total_ms=9400.0)
+    said = "The engine tells no timings on this route; after its first token the answer came at about 12 tokens/s."
+    assert said in told(bare)  # 78 in 6.5 s
+    for fields in ({"status": "cancelled"}, {"completion_tokens": 3}, {"attempts": 2}, {"ttft_ms": None}, {"decode_ms": 5.0}):
+        assert not any("no timings" in each for each in told(of(bare, **fields)))
+
+
+def test_a_refusal_says_what_to_do() -> None:
+    refused = of(status="refused", http_status=400, error="context_length_exceeded")
+    assert told(refused)[1] == "A larger context, fewer slots or `truncate: oldest` in its preset would make room for it."
+    assert set(REMEDIES) <= set(ERRORS)
+
+
 def test_text_that_came_in_fits_and_starts() -> None:
-    said = "Its text came unevenly: half of the gaps were at most 20 ms, and 1 of 100 was longer than 2.0 s."
-    assert said in told(of(itl_p50_ms=20.0, itl_p99_ms=2000.0))
+    many = "Its text came unevenly: usually 20 ms apart, 1 of 100 gaps was longer than 2.0 s."
+    assert many in told(of(itl_p50_ms=20.0, itl_p99_ms=2000.0, completion_tokens=200))
+    few = "Its text came unevenly: usually 20 ms apart, at most 2.0 s."
+    assert few in told(of(itl_p50_ms=20.0, itl_p99_ms=2000.0, completion_tokens=199))
+    assert not any("unevenly" in each for each in told(of(itl_p50_ms=200.0, itl_p99_ms=700.0)))
     assert not any("unevenly" in each for each in told(of(itl_p50_ms=20.0, itl_p99_ms=60.0)))
     assert not any("unevenly" in each for each in told(of(itl_p50_ms=20.0, itl_p99_ms=2000.0, completion_tokens=3)))
 
@@ -450,7 +521,8 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ms", "text"), [(0.2, "under 1 ms"), (41.0, "41 ms"), (410.0, "0.41 s"), (9400.0, "9.4 s"), (75_000.0, "1 min 15 s")]
+    ("ms", "text"),
+    [(0.2, "under 1 ms"), (41.0, "41 ms"), (410.0, "410 ms"), (999.6, "1.0 s"), (9400.0, "9.4 s"), (75_000.0, "1 min 15 s")],
 )
 def test_a_time_is_spelt_as_people_read_it(ms: float, text: str) -> None:
     assert spell(ms) == text
@@ -517,7 +589,9 @@ def test_the_last_one_as_a_picture_and_in_words(home: Path) -> None:
     assert head.startswith(f"{last}  tiny  /v1/chat/completions  ok  20")
     assert len(bar) == BAR
     assert re.fullmatch("░+▒+▓+█+·+", bar)
-    assert legend.startswith("░ queue 1.2 s (13%)   ▒ load 4.0 s (43%)   ▓ prefill 2.9 s (31%)   █ decode 0.40 s (4%)   · rest ")
+    assert legend.startswith(
+        "░ queue 1.2 s (13 %)   ▒ load 4.0 s (43 %)   ▓ prefill 2.9 s (31 %)   █ decode 400 ms (4 %)   · rest "
+    )
     assert "It waited 1.2 s for a slot, where under 1 ms is usual; 3 requests were in work or waiting before it." in sentences
     assert "Decode ran at 53 tokens/s, as usual (half of the others 53 to 53)." in sentences
     assert any(f"that of {first} for its first 16,384 of 21,300 bytes" in each for each in sentences)
@@ -559,7 +633,7 @@ def test_what_there_is_not_is_one_sentence(home: Path) -> None:
         return sentence, hint
 
     listing = "try: llmctl usage --records"
-    assert refused("last") == ("error: no request has ended yet", listing)
+    assert refused("last") == ("error: no request has ended yet", "try: llmctl up tiny")
     book = ledger(home)
     ids = [add(book) for _ in range(2)]
     book.shut()
@@ -570,6 +644,17 @@ def test_what_there_is_not_is_one_sentence(home: Path) -> None:
         f"try: llmctl why {ids[1]}",
     )
     assert refused()[0].startswith("error: missing argument")
+
+
+def test_a_refusal_has_no_picture(home: Path) -> None:
+    book = ledger(home)
+    row = book.open("/v1/chat/completions", "tiny")
+    row.status, row.error = "refused", "context_length_exceeded"
+    book.close(row)
+    book.shut()
+    lines = llmctl(home, "last").stdout.splitlines()
+    assert lines[1].startswith("It was refused: ")
+    assert "rest" not in "".join(lines[2:]).replace("truncate: oldest", "")
 
 
 def test_one_without_any_time_has_no_picture(home: Path) -> None:

@@ -53,9 +53,10 @@ def command(request: str, preset: str | None, as_json: bool) -> None:
     """
     path = paths.home().ledger
     record, run = _meant(path, request, preset)
-    usual = why.usual(accounts.before(path, record, COMPARED))
+    earlier = accounts.before(path, record, COMPARED)
+    usual = why.usual(earlier)
     like = None if record.shared_with is None else accounts.get(path, record.shared_with)
-    sentences = why.explain(record, run, usual, like)
+    sentences = why.explain(record, run, usual, like, earlier)
     if as_json:
         render.as_json(
             {
@@ -67,7 +68,8 @@ def command(request: str, preset: str | None, as_json: bool) -> None:
         )
         return
     render.out(_head(record))
-    if parts := why.segments(record):
+    parts = why.segments(record)
+    if any(part.name != "rest" for part in parts):
         render.out("")
         _draw(parts)
         render.out("")
@@ -81,7 +83,8 @@ def _meant(path: Path, request: str, preset: str | None) -> tuple[Record, Run | 
     of = f" for {preset}" if preset else ""
     if not found:
         said = "no request has ended yet" if request == LAST else f"there is no request {quoted(request)}"
-        raise Error(f"{said}{of}", exit=Exit.USAGE, hint="llmctl usage --records")
+        hint = "llmctl up tiny" if request == LAST and preset is None else "llmctl usage --records"
+        raise Error(f"{said}{of}", exit=Exit.USAGE, hint=hint)
     if len(found) > 1 and not all(record.client_id == request for record, _ in found):
         ids = ", ".join(record.id for record, _ in found[-3:])
         raise Error(
@@ -120,7 +123,7 @@ def _draw(parts: Sequence[Segment]) -> None:
     for part, cells in zip(shown, _cells([part.ms for part in shown], min(BAR, console.width)), strict=True):
         glyph, colour = LOOKS[part.name]
         bar.append(glyph * cells, style=colour)
-        _add(legend, Text.assemble((glyph, colour), f" {part.name} {why.spell(part.ms)} ({part.ms / total_ms:.0%})"))
+        _add(legend, Text.assemble((glyph, colour), f" {part.name} {why.spell(part.ms)} ({part.ms / total_ms * 100:.0f} %)"))
     with console.capture() as drawn:
         console.print(bar, legend, sep="\n")
     render.out("\n".join(line.rstrip() for line in drawn.get().splitlines()))
