@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from array import array
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -21,8 +20,7 @@ from supervisor import pace
 from supervisor.routes import Api
 
 NOTED: Final = 1 << 13
-"""Of most answers all times are noted, and put into bins when nobody waits for it. They take 64 KiB at most."""
-_MASK: Final = NOTED - 1
+"""Times that are kept of an answer: 256 KiB at most."""
 _MOST: Final = 1e15
 """No count of tokens, and no milliseconds, are as many."""
 _INDEX: Final = re.compile(rb'"index":\s*(\d+)')
@@ -120,6 +118,8 @@ _SEVERAL: Final[Mapping[Api, _Plain]] = {
     Api.NATIVE: _PLAIN[Api.NATIVE]._replace(starts=(b'data: {"index":',)),
 }
 """The same where a request has several sequences: of a chat, the first event of each looks so too."""
+_DELTA: Final = b'"delta":"'
+_LOGPROBS: Final = b'"logprobs":{'
 _NUMBER: Final = b'","index":'
 _SPEAKER: Final = b',"delta":{"role":'
 
@@ -128,24 +128,21 @@ class Meter:
     """Reads one streamed reply. Feed it the body's bytes as they come, cut anywhere, and the time."""
 
     __slots__ = (
-        "_choice",
-        "_ends",
-        "_finals",
-        "_first_s",
-        "_gaps",
-        "_index_at",
-        "_last",
-        "_note",
-        "_piece",
-        "_rest",
-        "_several",
-        "_skip",
-        "_starts",
-        "_times_s",
-        "done",
-        "events",
-        "failed",
-        "sent_bytes",
+        *(
+            "_choice",
+            "_ends",
+            "_finals",
+            "_index_at",
+            "_last",
+            "_note",
+            "_pair",
+            "_piece",
+            "_rest",
+            "_several",
+            "_skip",
+            "_starts",
+        ),
+        *("_times_s", "done", "events", "failed", "first_s", "sent_bytes"),
     )
 
     def __init__(self, api: Api = Api.CHAT, *, sequences: int = 1) -> None:
@@ -157,11 +154,12 @@ class Meter:
         """The engine ended the stream with an error event."""
         self.done = False
         """The answer's last event has passed; only the end of the reply is still to come."""
-        self._times_s = array("d")
-        """When text came, as far as it isn't in the bins yet; the first is the last one that is."""
+        self.first_s: float | None = None
+        """When the first text came."""
+        self._times_s: deque[float] = deque(maxlen=NOTED)
         self._note = self._times_s.append
-        self._first_s: float | None = None
-        self._gaps: Counter[int] = Counter()
+        self._pair = 0
+        """Two events of text are at least so long together, once it is known."""
         self._piece = _PIECE.get(api)
         self._last = _LAST.get(api)
         self._starts, self._ends, self._skip = (_PLAIN if sequences == 1 else _SEVERAL).get(api, _NEVER)
@@ -179,15 +177,28 @@ class Meter:
         return bool(self._rest)
 
     @property
-    def first_s(self) -> float | None:
-        """When the first text came."""
-        return self._times_s[0] if self._first_s is None and self._times_s else self._first_s
-
-    @property
     def gaps(self) -> Mapping[int, int]:
-        """Between arrivals of text; bins of ``pace``."""
-        self._fold()
-        return self._gaps
+        """Between the last arrivals of text; bins of ``pace``."""
+        return pace.bins(self._times_s) if self._several is None else {}
+
+    def passing(self, write: Callable[[bytes], object], now_s: Callable[[], float]) -> Callable[[bytes], None]:
+        """What hands a stream's bytes on to ``write`` and reads them: the hot path, which is :meth:`feed` without most of it."""
+        starts, ends, pair = self._starts, self._ends, 0
+        feed, note = self.feed, self._note
+
+        def pass_on(data: bytes) -> None:
+            nonlocal pair
+            write(data)
+            size = len(data)
+            if size < pair and data.startswith(starts) and data.endswith(ends) and not self._rest:
+                self.events += 1
+                self.sent_bytes += size
+                note(now_s())
+                return
+            feed(data, now_s())
+            pair = self._pair
+
+        return pass_on
 
     def feed(self, data: bytes, now_s: float) -> None:
         """Take the next bytes of the body."""
@@ -205,10 +216,10 @@ class Meter:
                 if data.startswith(_SPEAKER, at + len(index)):
                     return
                 self._several[index] = self._several.get(index, 0) + 1
-            self.events = events = self.events + 1
-            self._note(now_s)
-            if not events & _MASK:
-                self._fold()
+            self.events += 1
+            self._arrived(now_s)
+            if not self._pair:
+                self._weigh(data)
             return
         self._take(data, now_s)
 
@@ -235,19 +246,21 @@ class Meter:
             self.done = True
         if events:
             self.events += events
-            self._note(now_s)
-            if len(self._times_s) >= NOTED:
-                self._fold()
+            self._arrived(now_s)
 
-    def _fold(self) -> None:
-        """Put the gaps between the times that are noted into the bins."""
-        times_s = self._times_s
-        if not times_s:
-            return
-        self._first_s = self.first_s
-        if self._several is None:
-            self._gaps.update(pace.bins(times_s))
-        del times_s[:-1]
+    def _arrived(self, now_s: float) -> None:
+        if self.first_s is None:
+            self.first_s = now_s
+        self._note(now_s)
+
+    def _weigh(self, data: bytes) -> None:
+        """Learn how long an event without its text is. Not from one with an escape, whose text's end can't be told; nor from logprobs."""
+        if self._several is None and b"\\" not in data and _LOGPROBS not in data:
+            begin = next((len(each) for each in self._starts if each.endswith(b'":"') and data.startswith(each)), 0)
+            if not begin and _DELTA in data:
+                begin = data.find(_DELTA) + len(_DELTA)
+            if begin:
+                self._pair = 2 * (len(data) - (data.find(b'"', begin) - begin))
 
     def _count(self, data: bytes) -> int:
         """Count the events of each sequence."""

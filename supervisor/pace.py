@@ -7,7 +7,7 @@ There are :data:`A_DOUBLING` bins a doubling, so a percentile read off them is a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from math import log2
 from typing import Final
@@ -19,7 +19,7 @@ LEAST_S: Final = 1e-9
 """Added to a gap, so that it has a logarithm: a clock may stand still between two looks."""
 
 
-def bins(times_s: Sequence[float]) -> Counter[int]:
+def bins(times_s: Iterable[float]) -> Counter[int]:
     """How many of the gaps between these times fall into each bin."""
     return Counter([int(log2(at_s - before_s + LEAST_S) * A_DOUBLING + OFFSET) for before_s, at_s in pairwise(times_s)])
 

@@ -89,7 +89,9 @@ class Record:
     prompt_chars: int | None = _column("length of its prompt as it came", unit="bytes")
     shared_chars: int | None = _column("of those, the same as in the likest prompt before it", unit="bytes")
     shared_with: str | None = _column("whose prompt that was: a request's id")
-    parted_in: str | None = _column("where the two part, or its first piece where it begins like none: tools, system, prompt, message 3 (user)")
+    parted_in: str | None = _column(
+        "where they part, or its first piece where it begins like none: tools, system, prompt, message 3 (user)"
+    )
 
 
 Columns = Mapping[str, Mapping[str, Any]]

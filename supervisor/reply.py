@@ -160,17 +160,14 @@ class Streamed(Reply):
             self.client.feed_from(exchange)
         else:
             self._begin(exchange)
-        write, feed, now_s = self.client.write_chunk, self.meter.feed, time.monotonic
-
-        def pass_on(data: bytes) -> None:
-            write(data)
-            feed(data, now_s())
+        write, feed = self.client.write_chunk, self.meter.feed
+        pass_on = self.meter.passing(write, time.monotonic)
 
         def pass_first(data: bytes) -> None:
             self.answered = True
             exchange.pipe(pass_on)
             write(self._mended(data))
-            feed(data, now_s())
+            feed(data, time.monotonic())
 
         return pass_first
 

@@ -68,7 +68,12 @@ def test_a_currency_is_letters_or_signs(here: Home, sign: str) -> None:
         ("currency: EUR\nprice_per_kw: 0.3\n", 2, "'price_per_kw' is not an option", "did you mean price_per_kwh?"),
         ("ledger: big\n", 1, "'ledger' is not an option", "one of: price_per_kwh, currency, records_days, records_mib"),
         ("records_days: 1\n\nrecords_days: 2\n", 3, "'records_days' stands here and in line 1", "keep one of them"),
-        ("price_per_kwh: cheap\n", 1, "price_per_kwh is 'cheap', but should be a number from 0 to 1000000", "price_per_kwh: 0.30"),
+        (
+            "price_per_kwh: cheap\n",
+            1,
+            "price_per_kwh is 'cheap', but should be a number from 0 to 1000000",
+            "price_per_kwh: 0.30",
+        ),
         ("price_per_kwh: 0,32\n", 1, "with nothing between them", "price_per_kwh: 0.30"),
         ("price_per_kwh: -1\n", 1, "from 0 to 1000000", "price_per_kwh: 0.30"),
         ("price_per_kwh: .inf\n", 1, "should be a number", "price_per_kwh: 0.30"),
