@@ -119,6 +119,8 @@ _SEVERAL: Final[Mapping[Api, _Plain]] = {
 }
 """The same where a request has several sequences: of a chat, the first event of each looks so too."""
 _DELTA: Final = b'"delta":"'
+_KINDS: Final = 64
+"""Bytes by which two events of an API's shortest kind are shorter than two of its longest: a thought, a tool's argument, a text; 28 at most."""
 _LOGPROBS: Final = b'"logprobs":{'
 _NUMBER: Final = b'","index":'
 _SPEAKER: Final = b',"delta":{"role":'
@@ -260,7 +262,7 @@ class Meter:
             if not begin and _DELTA in data:
                 begin = data.find(_DELTA) + len(_DELTA)
             if begin:
-                self._pair = 2 * (len(data) - (data.find(b'"', begin) - begin))
+                self._pair = 2 * (len(data) - (data.find(b'"', begin) - begin)) - _KINDS
 
     def _count(self, data: bytes) -> int:
         """Count the events of each sequence."""

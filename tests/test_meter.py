@@ -444,3 +444,21 @@ def test_the_last_event_is_known_and_no_other_is_taken_for_it(path: Path) -> Non
         assert not found.done
     found.feed(last, 1.0)
     assert found.done
+
+
+@pytest.mark.parametrize("first", ["reasoning_content", "content"])
+def test_two_short_events_after_a_long_kind_are_two(first: str) -> None:
+    def piece(kind: str, text: str) -> bytes:
+        return event(
+            {
+                "choices": [{"finish_reason": None, "index": 0, "delta": {kind: text}}],
+                "id": "x" * 40,
+                "object": "chat.completion.chunk",
+            }
+        )
+
+    found = Meter()
+    pass_on = found.passing(lambda data: None, lambda: 1.0)
+    for data in (piece(first, "word"), piece(first, "word"), piece("content", "") + piece("content", ""), piece("content", "x")):
+        pass_on(data)
+    assert found.events == 5
