@@ -120,7 +120,7 @@ _SEVERAL: Final[Mapping[Api, _Plain]] = {
 """The same where a request has several sequences: of a chat, the first event of each looks so too."""
 _DELTA: Final = b'"delta":"'
 _KINDS: Final = 64
-"""An API's kinds of events (a thought, a tool's argument, a text) differ in length: two of the shortest by 28 bytes from two of the longest."""
+"""An API's kinds of events (thoughts, arguments, text) differ: two of the shortest have 28 bytes less than two of the longest."""
 _LOGPROBS: Final = b'"logprobs":{'
 _NUMBER: Final = b'","index":'
 _SPEAKER: Final = b',"delta":{"role":'
