@@ -52,6 +52,8 @@ class Screen:
                 left.callback(signal.signal, number, signal.signal(number, lambda *_: None))
             for number in FATAL:
                 left.callback(signal.signal, number, signal.signal(number, _end))
+            # Who started it may have it ignored (a job that a script put into the background): here is a keyboard, and Ctrl-C is meant.
+            left.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
             left.callback(self._give_back)
             self._take()
             self._left = left.pop_all()

@@ -299,7 +299,10 @@ class Terminal:
         self.master, slave = pty.openpty()
         self.size(lines, columns)
         self.mode = termios.tcgetattr(self.master)
-        begin = "import os, sys; os.open(sys.argv[1], os.O_RDWR); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+        begin = (  # in a terminal of its own, by somebody who ignores Ctrl-C
+            "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.open(sys.argv[1], os.O_RDWR);"
+            "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+        )
         kept = {name: value for name, value in box.env.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", begin, os.ttyname(slave), "-m", "supervisor", "top", *words],
