@@ -394,6 +394,8 @@ def _compare(
             if early and 0 <= row["completion_tokens"] < due["completion_tokens"]:
                 account.early += 1  # a death held it up: it was still being answered when its client went
                 due["completion_tokens"] = row["completion_tokens"]
+                if not row["completion_tokens"]:  # nor had the head come, in which a message's prompt is told
+                    due |= {"prompt_tokens": None, "cached_tokens": None}
         if due["attempts"] != row["attempts"] and _may_be_unread(answer, journal, row["attempts"] - due["attempts"]):
             account.unread += 1
             due["attempts"] = row["attempts"]
