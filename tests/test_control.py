@@ -100,7 +100,8 @@ def test_head_is_get_without_its_body_and_ends(served: Client, path: str) -> Non
                 assert (head.status_code, head.headers["allow"]) == (405, "POST")
             else:
                 assert head.status_code == 200
-        if OWN[path] == "GET" and path not in ("/llmctl/events", "/llmctl/top", "/metrics"):  # what moves has another length each time
+        # What moves has another length each time.
+        if OWN[path] == "GET" and path not in ("/llmctl/events", "/llmctl/top", "/metrics"):
             assert head.headers["content-length"] == http.get(filled(path)).headers["content-length"]
         assert http.get("/health").status_code == 200
 
