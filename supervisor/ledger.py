@@ -67,8 +67,7 @@ class Ledger:
         self._idle_j, self._idle_said_s = 0.0, -math.inf
         self._file = LedgerFile(path)
         try:
-            self._file.open()
-            self._file.close()  # it is the thread's
+            self._file.open()  # from here on it is the thread's
         except (OSError, sqlite3.Error) as exc:
             if not is_full(exc):
                 raise Error(f"the ledger {path} can't be opened: {exc}", exit=Exit.CONFIG, hint=f"move {path} away") from exc

@@ -1,7 +1,8 @@
-"""The ledger's SQLite file: opened, made one of today's, written a batch at a time, pruned. Everything here is on the writer's thread.
+"""The ledger's SQLite file: opened, made one of today's, written a batch at a time, pruned. One thread at a time has it.
 
 It is opened anew where it was removed or replaced: what is written to a removed file is gone with it. An error lets go of the connection,
-so that the next try begins from what is on disk.
+so that the next try begins from what is on disk. What an earlier llmctl left open is closed by the first opening only: later on, what is
+open is in work.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class LedgerFile:
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
+        self._is_first = True
         self._runs: dict[Run, int] = {}
 
     def __repr__(self) -> str:
@@ -98,17 +100,17 @@ class LedgerFile:
             self.close()
         if self._connection is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+            connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
             try:
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
                 connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
-                schema.prepare(connection, time.time())
+                schema.prepare(connection, time.time() if self._is_first else None)
                 self._inode = self._path.stat().st_ino
             except BaseException:
                 connection.close()
                 raise
-            self._connection = connection
+            self._connection, self._is_first = connection, False
         return self._connection
 
     def close(self) -> None:

@@ -506,6 +506,24 @@ def test_one_that_was_opened_while_there_was_no_room_is_written_when_it_ends(
     assert book.lost == 0
 
 
+def test_what_is_in_work_while_the_disk_fails_is_no_interrupted_one(failures: list[bool], book: Ledger, path: Path) -> None:
+    """The file is opened anew after an error. What was left open before this start is closed then only once, at the start."""
+    row = book.open(CHAT, "tiny")
+    until(lambda: rows(path))
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        book.close(book.open(CHAT, "tiny"))
+        until(lambda: failures)
+        other.execute("COMMIT")
+    until(lambda: closed(path))
+    assert [each["status"] for each in rows(path)] == ["open", "error"]
+    row.status = "ok"
+    book.close(row)
+    book.shut()
+    assert [each["status"] for each in rows(path)] == ["ok", "error"]
+    assert [(each["requests"], each["ok"], each["error"], each["interrupted"]) for each in accounts.sums(path)] == [(2, 1, 1, 0)]
+
+
 FULL = """
 import resource, sys, time
 from pathlib import Path
