@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, get_args, get_type_hints
 from supervisor import schema
 from supervisor.errors import Error, Exit
 from supervisor.record import STATUSES, Record, Run, Status
+from supervisor.units import JOULES_A_WH
 
 By = Literal["key", "preset", "model", "day"]
 BYS: Final[tuple[By, ...]] = get_args(By)
@@ -27,7 +28,6 @@ COUNTED: Final = STATUSES[1:]
 """What a request can end as: a sum has the count of each."""
 SHORTEST_ID: Final = 10
 """Characters of an id, ``req_`` among them, that are enough to look for it."""
-JOULES_A_KWH: Final = 3.6e6
 NEWEST: Final = 256
 """Among so many requests that were admitted last is the one that ended last: no line is longer."""
 
@@ -153,7 +153,7 @@ def lost(path: Path, since: date | None = None, until: date | None = None) -> in
 
 def cost(energy_j: float | None, price_per_kwh: float | None) -> float | None:
     """What the energy costs, in the currency of the price; None where either isn't known."""
-    return None if energy_j is None or price_per_kwh is None else energy_j / JOULES_A_KWH * price_per_kwh
+    return None if energy_j is None or price_per_kwh is None else energy_j / (1e3 * JOULES_A_WH) * price_per_kwh
 
 
 def _where(**equal: str | None) -> tuple[str, list[Any]]:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from supervisor import gate, reply
-from supervisor.connection import KEY
+from supervisor.connection import KEY, Connection
 from supervisor.control import Control
 from supervisor.errors import Error, Exit
 from supervisor.proxy import Proxy
@@ -64,7 +64,8 @@ def make(proxy: Proxy, control: Control, turn_away: TurnAway) -> ASGIApp:
 
 
 def _where(scope: Scope) -> str:
-    return (gate.whereabouts(scope["client"][0]) if scope["client"] else None) or "unknown"
+    client: Connection = scope[KEY]
+    return client.whereabouts or "unknown"
 
 
 class _Outermost:

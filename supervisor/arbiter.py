@@ -457,10 +457,7 @@ class Arbiter:
         told = f"speculative {was.preset.speculative} → {launch.preset.speculative}, {why}"
         log.warning("%s: %s", ward.name, told)
         self._tell(ward.said() | {"speculative": ward.guessing | {"method": launch.preset.speculative}})
-        if (launch.command, launch.environment) == (was.command, was.environment):
-            ward.launch = dataclasses.replace(was, plan=launch.plan, method=launch.method)
-        else:
-            self.renew(ward, told)
+        self._follow(ward, was, launch, told)
 
     # What changes on disk
 
@@ -503,12 +500,18 @@ class Arbiter:
             return
         if ward.launch is not was or ward.keeper is None:
             return  # it has been started anew meanwhile
-        if (launch.command, launch.environment) != (was.command, was.environment):
-            self.renew(ward, "its preset has changed")
+        if not self._follow(ward, was, launch, "its preset has changed"):
             return
-        ward.launch = dataclasses.replace(was, plan=launch.plan, method=launch.method)
         ward.line.bound(limit=asked.queue, max_wait_s=asked.max_wait)
         self._beat()
+
+    def _follow(self, ward: Ward, was: Launch, launch: Launch, why: str) -> bool:
+        """Have it run as ``launch`` says. Whether it does already: else its child is renewed, since its command line is another one."""
+        if (launch.command, launch.environment) != (was.command, was.environment):
+            self.renew(ward, why)
+            return False
+        ward.launch = dataclasses.replace(was, plan=launch.plan, method=launch.method)
+        return True
 
     async def _in_its_place(self, ward: Ward, method: Speculation) -> Launch:
         """What would be started now in the place of its child, where that is. Raises as the catalog's ``launch``."""

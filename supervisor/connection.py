@@ -80,6 +80,11 @@ class Connection(HttpToolsProtocol):
     def __repr__(self) -> str:
         return f"<Connection {self.client} {'gone' if self.gone else 'open'}>"
 
+    @property
+    def whereabouts(self) -> str | None:
+        """Where the client is (:func:`~supervisor.gate.whereabouts`)."""
+        return whereabouts(self.client[0]) if self.client else None
+
     def whole_body(self) -> bytes | None:
         """The request's body if all of it is here already, as it mostly is; spares the waiting for it."""
         cycle = self.cycle
@@ -300,7 +305,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if code:  # a connection on which nothing came was no request
-            self._turn_away(code, (self.client and whereabouts(self.client[0])) or "unknown")
+            self._turn_away(code, self.whereabouts or "unknown")
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": status, "source": "llmctl"}
         body = json.dumps({"error": error}).encode()
         length = str(len(body)).encode()

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from supervisor.glance import SPAN_S, Glance, History, Preset, Rates, Work
 from supervisor.record import Record
-from supervisor.units import KIB, duration
+from supervisor.units import KIB, duration, spell_ms
 
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 ASCII: Final = " .:-=+*#%"
@@ -266,7 +266,7 @@ def _fit(said: Sequence[Text], width: int) -> Text:
 
 
 def _ms(milliseconds: float | None) -> str | None:
-    return None if milliseconds is None else f"{milliseconds:.0f} ms" if milliseconds < 999.5 else duration(milliseconds / 1e3)
+    return None if milliseconds is None else spell_ms(milliseconds)
 
 
 def _count(number: int | None) -> str | None:

@@ -56,7 +56,7 @@ class Preset:
     def read(cls, said: Mapping[str, Any]) -> Self:
         """From what ``/llmctl/status`` has of a preset, and ``tokens``."""
         memory, lives = said["memory"], said["pid"] is not None
-        has_card = memory is not None and memory["device"] != ON_CPU
+        has_card = memory is not None and has_a_card(memory)
         return cls(
             name=said["name"],
             state=said["state"],
@@ -68,7 +68,7 @@ class Preset:
             has_card=has_card,
             card_mib=said["used_mib"]["card"] if lives and has_card else None,
             host_mib=said["used_mib"]["host"] if lives else None,
-            planned_mib=_planned_mib(memory, has_card=has_card) if lives and memory is not None else None,
+            planned_mib=planned_mib(memory) if lives and memory is not None else None,
             problem=_problem(said) if not lives else None,
             tokens=Tokens(said["tokens"]["prompt"], said["tokens"]["completion"]),
         )
@@ -83,9 +83,15 @@ def _told(said: Mapping[str, Any]) -> str:
     return ", ".join([*parts, "held"] if said["held"] else parts)
 
 
-def _planned_mib(memory: Mapping[str, Any], *, has_card: bool) -> int:
+def has_a_card(memory: Mapping[str, Any]) -> bool:
+    """Whether what ``/llmctl/status`` has as a preset's ``memory`` is of a card."""
+    return bool(memory["device"] != ON_CPU)
+
+
+def planned_mib(memory: Mapping[str, Any]) -> int:
+    """MiB of the plan, in whole: of the card, or of the machine where it has none."""
     planned: Mapping[str, Mapping[str, float]] = memory["planned_mib"]
-    return round(sum(planned["device"].values()) + (0 if has_card else sum(planned["host"].values())))
+    return round(sum(planned["device"].values()) + (0 if has_a_card(memory) else sum(planned["host"].values())))
 
 
 def _problem(said: Mapping[str, Any]) -> str | None:

@@ -123,7 +123,7 @@ _KINDS: Final = 64
 """An API's kinds of events (thoughts, arguments, text) differ: two of the shortest have 28 bytes less than two of the longest."""
 _LOGPROBS: Final = b'"logprobs":{'
 _NUMBER: Final = b'","index":'
-_SPEAKER: Final = b',"delta":{"role":'
+_SPEAKER: Final = b"," + _ROLE
 
 
 class Meter:

@@ -24,7 +24,7 @@ from supervisor.arbiter import Arbiter
 from supervisor.ask import Ask
 from supervisor.connection import KEY, Connection
 from supervisor.errors import Error, Exit
-from supervisor.gate import request_id, whereabouts
+from supervisor.gate import request_id
 from supervisor.ledger import Ledger
 from supervisor.likeness import Trails
 from supervisor.meter import Reading
@@ -85,8 +85,7 @@ class Proxy:
         """Answer one request. An :class:`Error` becomes its envelope; none is raised once a reply has begun."""
         client: Connection = scope[KEY]
         route = ROUTES[scope["path"]]
-        where = whereabouts(client.client[0]) if client.client else None
-        row = self._ledger.open(route.path, client=where, client_id=request_id(scope["headers"]))
+        row = self._ledger.open(route.path, client=client.whereabouts, client_id=request_id(scope["headers"]))
         logs.request.set(row.id)
         answer: Reply | None = None
         body = b""
@@ -117,9 +116,7 @@ class Proxy:
             raise
         finally:
             self.in_work.pop(row.id, None)
-            known = (
-                body if len(body) <= likeness.LIMIT else b""
-            )  # a larger one isn't looked at, and may have to wait for the disk
+            known = body if len(body) <= likeness.LIMIT else b""  # a larger one isn't looked at, and would wait for the disk
             self._ledger.close(row, functools.partial(self._measure, row, answer, known))
 
     def _made(self) -> dict[str, int]:
@@ -181,9 +178,7 @@ class Proxy:
                 ward.line.leave(ticket)
         except asyncio.CancelledError:
             if not client.was_cut:
-                row.status = (
-                    "ok" if answer.meter.done else "cancelled"
-                )  # some close at the last event, without waiting for the end
+                row.status = "ok" if answer.meter.done else "cancelled"  # some don't wait for what follows the last event
                 raise
             row.status = "interrupted"
             answer.fail(_stopping())
@@ -280,7 +275,7 @@ class Proxy:
         body, dropped = await length.fit(upstream, answer.route, ask, body, ward.preset, context)
         if dropped:
             answer.row.dropped_turns = dropped
-            answer.headers += ((DROPPED_HEADER, str(dropped).encode()),)
+            answer.headers = (*reply.request_id(answer.row), (DROPPED_HEADER, str(dropped).encode()))
         return body
 
 

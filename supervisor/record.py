@@ -14,17 +14,6 @@ from typing import Any, Final, Literal, get_args, get_type_hints
 
 Status = Literal["open", "ok", "cancelled", "truncated", "refused", "error", "interrupted"]
 STATUSES: Final[tuple[Status, ...]] = get_args(Status)
-MEANINGS: Final[Mapping[Status, str]] = MappingProxyType(
-    {
-        "open": "it is in work",
-        "ok": "it was answered whole",
-        "cancelled": "its client left",
-        "truncated": "its answer was cut, and its client told so",
-        "refused": "it was turned away before an engine had it: a fault of the request, a full queue, a preset that can't run",
-        "error": "it had an error in the place of an answer",
-        "interrupted": "llmctl ended while it was in work",
-    }
-)
 
 
 def _column(help_text: str, default: Any = None, unit: str = "") -> Any:  # noqa: ANN401

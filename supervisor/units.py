@@ -12,12 +12,20 @@ Progress = Callable[[str, int, int], None]
 """How long work reports: ``(what, done, total)``, called often; total 0 means not known. See ``render.progress``."""
 
 
+JOULES_A_WH = 3600.0
+
+
 def size(count_bytes: float) -> str:
     """``98362432`` → ``"93.8 MiB"``."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if count_bytes >= unit:
             return f"{count_bytes / unit:.1f} {name}"
     return f"{count_bytes:.0f} B"
+
+
+def spell_ms(milliseconds: float) -> str:
+    """``410.2`` → ``"410 ms"``, ``9400`` → ``"9.4 s"``."""
+    return f"{milliseconds:.0f} ms" if milliseconds < 999.5 else duration(milliseconds / 1e3)
 
 
 def duration(seconds: float) -> str:

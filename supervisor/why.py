@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from supervisor.record import Record, Run
-from supervisor.units import duration
+from supervisor.units import JOULES_A_WH, spell_ms
 
 FEWEST: Final = 8
 """Records that a usual is made of."""
@@ -50,7 +50,6 @@ HEAD: Final = ("tools", "system", "message 1 (system)", "message 1 (developer)",
 """Pieces that are meant to stay the same."""
 WH_FROM_J: Final = 360.0
 """From a tenth of a watt-hour on."""
-J_A_WH: Final = 3600.0
 
 ERRORS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -181,7 +180,7 @@ def segments(record: Record) -> tuple[Segment, ...]:
 
 def spell(ms: float) -> str:
     """``410.0`` → ``"410 ms"``, ``9400`` → ``"9.4 s"``."""
-    return duration(ms / 1e3) if ms >= 999.5 else f"{ms:.0f} ms" if ms >= 1 else "under 1 ms"
+    return spell_ms(ms) if ms >= 1 else "under 1 ms"
 
 
 def explain(
@@ -383,7 +382,7 @@ def _answer(record: Record, run: Run | None, usual: Usual) -> Iterator[str]:
 def _energy(record: Record) -> Iterator[str]:
     if record.energy_j is None:
         return
-    said = f"{record.energy_j / J_A_WH:.2g} Wh" if record.energy_j >= WH_FROM_J else f"{record.energy_j:.3g} J"
+    said = f"{record.energy_j / JOULES_A_WH:.2g} Wh" if record.energy_j >= WH_FROM_J else f"{record.energy_j:.3g} J"
     each = f", {record.energy_j / record.completion_tokens:.2g} J a token" if record.completion_tokens else ""
     yield f"It took {said} of the card's energy{each}."
 

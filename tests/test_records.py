@@ -287,3 +287,19 @@ def test_anthropics_client_has_the_id_too(healthy: Client) -> None:
         with pytest.raises(anthropic.NotFoundError) as raised:
             client.messages.create(model="nobody", max_tokens=5, messages=[{"role": "user", "content": "Hello"}])
         assert record(healthy, str(raised.value.request_id))["error"] == "model_not_found"
+
+
+def test_what_was_left_out_is_said_once_however_often_it_is_put_to_an_engine(fake_box: Boxes) -> None:
+    client = fake_box(tokens=100, pace_s=0.02).up("--set", "truncate=oldest", "--set", "context=512", "--set", "slots=1")
+    pid = client.child_pid()
+    turns = [{"role": role, "content": "word " * 150} for _ in range(3) for role in ("user", "assistant")]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, client, messages=[*turns, *HELLO])
+        until(lambda: [each for each in top(client)["in_work"] if each["tokens"] >= 5])
+        os.kill(pid, signal.SIGKILL)
+        reply = answer.result()
+    assert reply.status_code == 200
+    found = record(client, reply.headers[NAME])
+    assert found["attempts"] == 2
+    assert reply.headers.get_list("x-llmctl-dropped-turns") == [str(found["dropped_turns"])]
+    assert reply.headers.get_list(NAME) == [found["id"]]

@@ -6,13 +6,11 @@ from typing import Any, Final
 
 import click
 
-from supervisor import paths, render, rundir
+from supervisor import glance, paths, render, rundir
 from supervisor.running import Running
 from supervisor.units import duration
 
 COLUMNS: Final = ("preset", "state", "pid", "busy", "slots", "waiting", "restarts", "MiB used", "planned")
-ON_CPU: Final = "CPU"
-"""What a plan that has no card calls its device (``budget.make``)."""
 
 
 @click.command("status", short_help="Show what runs, and the memory it took.")
@@ -73,11 +71,7 @@ def _memory(preset: dict[str, Any]) -> tuple[int | None, int | None]:
     memory = preset["memory"]
     if memory is None or preset["pid"] is None:
         return None, None
-    planned, used = memory["planned_mib"], preset["used_mib"]
-    device_mib = sum(planned["device"].values())
-    if memory["device"] != ON_CPU:
-        return used["card"], round(device_mib)
-    return used["host"], round(device_mib + sum(planned["host"].values()))
+    return preset["used_mib"]["card" if glance.has_a_card(memory) else "host"], glance.planned_mib(memory)
 
 
 def _show_guessing(preset: dict[str, Any]) -> None:

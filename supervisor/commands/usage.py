@@ -15,7 +15,7 @@ import click
 from supervisor import accounts, config, paths, record, render, spendlog
 from supervisor.errors import Error, Exit
 from supervisor.record import Record, Run, Status
-from supervisor.units import duration
+from supervisor.units import JOULES_A_WH, spell_ms
 
 FORMATS: Final = ("table", "json", "csv", "litellm")
 LISTED: Final = 100
@@ -336,15 +336,13 @@ def _share(part: int | None, of: int | None) -> str:
 
 
 def _ms(value_ms: float | None) -> str:
-    if value_ms is None:
-        return NEVER
-    return f"{value_ms:.0f} ms" if value_ms < 999.5 else duration(value_ms / 1e3)
+    return NEVER if value_ms is None else spell_ms(value_ms)
 
 
 def _energy(joules: float | None) -> str:
     if joules is None:
         return NEVER
-    wh = joules / 3600
+    wh = joules / JOULES_A_WH
     return f"{wh:,.{0 if wh >= 1000 else 1 if wh >= 10 else 3}f} Wh"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,7 +175,7 @@ def test_a_model_that_guesses_for_itself_is_always_right_and_stays(box: Box, has
         ward = arbiter.ward("a")
         assert ward.guessing["acceptance"] is not None
         assert ward.guessing["acceptance"] > speculation.GOOD
-        await asyncio.sleep(0.5)
+        assert ward.changes_s(time.monotonic()) == math.inf  # nothing is due, however long it is idle
         assert (ward.state, ward.watch.method) == (State.READY, "draft")
         assert "draft-simple" in words(ward)
 
