@@ -48,22 +48,22 @@ fix: $(VENV)/dev
 	$(BIN)/python -m supervisor.docs
 
 chaos: $(VENV)/dev engine
-	$(BIN)/python -m bench.chaos
+	$(BIN)/python -m bench.proof.chaos
 
 bench-door: $(VENV)/dev engine
-	$(BIN)/python -m bench.door
+	$(BIN)/python -m bench.proof.door
 
 bench-memory: $(VENV)/dev engine
-	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.proof.memory
 
 bench-metering: $(VENV)/dev
-	$(BIN)/python -m bench.metering
+	$(BIN)/python -m bench.proof.metering
 
 bench-proxy: $(VENV)/dev
-	$(BIN)/python -m bench.proxy
+	$(BIN)/python -m bench.proof.proxy
 
 bench-leaving: $(VENV)/dev engine
-	$(BIN)/python -m bench.leaving
+	$(BIN)/python -m bench.proof.leaving
 
 $(VENV)/run: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'llmctl needs Python 3.11 or newer. try: make PYTHON=python3.12 $(MAKECMDGOALS)'; exit 1; }

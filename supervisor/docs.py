@@ -41,7 +41,7 @@ def presets() -> str:
 
 def memory() -> str:
     """How far the estimate is from what the engine allocated, in the runs that were recorded."""
-    from bench import memory as bench  # the one way round: what is measured is bench's, and the page is made of it
+    from bench.proof import memory as bench  # the one way round: what is measured is bench's, and the page is made of it
 
     kept = bench.recorded()
     drawn = sum(len(each.rows) for each in kept if each.drawn)

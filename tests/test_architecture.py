@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from bench import memory
+from bench.proof import memory
 from supervisor import architecture, gguf
 from supervisor.errors import Error, Exit
 from supervisor.gguf import Header, Tensor, Value

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import chaos
-from bench.chaos_faults import FAULTS
-from bench.chaos_traffic import TEXT, End, Outcome, Request, judge, unmatched
-from bench.visit import Answer
+from bench.proof import chaos
+from bench.proof.chaos_faults import FAULTS
+from bench.proof.chaos_traffic import TEXT, End, Outcome, Request, judge, unmatched
+from bench.proof.visit import Answer
 
 ASKED = Request("c1x1", stream=True, words=4, pace_s=0.0)
 DONE = b"data: [DONE]\n\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import memory
-from bench.memory import Kept, Row
+from bench.proof import memory
+from bench.proof.memory import Kept, Row
 from supervisor import architecture, estimate, graph, hardware
 from supervisor.engine import Engine
 from supervisor.estimate import Estimate, Settings

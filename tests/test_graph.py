@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench import memory
+from bench.proof import memory
 from supervisor import architecture, estimate, graph
 from supervisor.estimate import Settings
 from supervisor.layout import Place, buffers

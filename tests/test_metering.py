@@ -1,11 +1,11 @@
-"""The account of ``bench.metering``, small: every record is what the engine did, in every figure."""
+"""The account of ``bench.proof.metering``, small: every record is what the engine did, in every figure."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
-from bench import metering_account
+from bench.proof import metering_account
 
 
 def test_every_request_has_one_record_and_its_figures_are_the_engines(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 
 It is a process of its own, started through the wrapper that :func:`tests.fakes.install` writes, since what it stands for is a
 process: it can die, hang, hold its socket, outlive its parent. What it copies was read off the pinned engine (b11312), and the same
-contract tests run over both. It is also the paced upstream of ``bench/proxy.py``, so a token costs one timer and one ``write``, and
+contract tests run over both. It is also the paced upstream of ``bench/proof/proxy.py``, so a token costs one timer and one ``write``, and
 nothing heavier than httptools is imported.
 
 Misbehaviour is asked for by :class:`~tests.fakes.knobs.Knobs`: in the JSON file named by ``--fake-knobs`` (llmctl scrubs the

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bench.chaos_box import DEATH_S, LOAD_S, PROBE_S, Box, Life
+from bench.proof.chaos_box import DEATH_S, LOAD_S, PROBE_S, Box, Life
 from supervisor.lifecycle import RAN_WELL_S
 
 BURST: Final = 100

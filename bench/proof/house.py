@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.visit import Address, visit
+from bench.proof.visit import Address, visit
 from supervisor import argv, hardware, paths, preset, warmup
 from supervisor.errors import Error
 from supervisor.running import Running

@@ -1,4 +1,4 @@
-"""The memory estimate against the engine: ``python -m bench.memory``, or with ``--drawn 20 --seed 7`` cases nobody chose.
+"""The memory estimate against the engine: ``python -m bench.proof.memory``, or with ``--drawn 20 --seed 7`` cases nobody chose.
 
 Each case is one start of llama-server on a phantom (a true header over a sparse, empty body, see ``supervisor.phantom``), with the flags
 that llmctl gives it and one short request (``supervisor.trial``). Its log says what it allocated; ``/proc`` says how much of its memory is
@@ -29,7 +29,7 @@ from supervisor.gguf import Header
 from supervisor.option import Speculation
 from supervisor.units import KIB, MIB
 
-RECORDED: Final = Path(__file__).parent.parent / "tests" / "data" / "allocations"
+RECORDED: Final = Path(__file__).parents[2] / "tests" / "data" / "allocations"
 HEADERS: Final = RECORDED / "headers"
 TERMS: Final = ("weights", "kv", "state", "compute", "draft", "repacked", "output")
 """What the engine's log names of a plan without a card."""
@@ -279,7 +279,7 @@ def summary(kept: Iterable[Kept]) -> list[tuple[str, int, str, str, str]]:
 
 def main() -> None:
     """Measure, or compare what was measured, and print tables."""
-    parser = argparse.ArgumentParser(prog="python -m bench.memory", description="The memory estimate against the engine.")
+    parser = argparse.ArgumentParser(prog="python -m bench.proof.memory", description="The memory estimate against the engine.")
     parser.add_argument("--server", type=Path, help="this llama-server and not the picked engine")
     parser.add_argument("--models", type=Path, help="a folder of true files, NAME.gguf, where a phantom isn't wanted")
     parser.add_argument("--drawn", type=int, metavar="N", help="N cases by chance, not the fixed list")

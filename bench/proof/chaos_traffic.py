@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-from bench.visit import Address, Answer, visit
+from bench.proof.visit import Address, Answer, visit
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"

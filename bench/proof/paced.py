@@ -1,4 +1,4 @@
-"""Paced streams and what they cost: the load generator under ``bench/proxy.py``.
+"""Paced streams and what they cost: the load generator under ``bench/proof/proxy.py``.
 
 It must not be what is measured, so it is one :class:`asyncio.Protocol` per stream on uvloop that counts events and notes the time in
 ``data_received``, and parses nothing. CPU time of others comes from ``schedstat``, which counts nanoseconds; the 10 ms ticks of

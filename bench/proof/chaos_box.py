@@ -24,9 +24,9 @@ from typing import Any, Final
 
 import psutil
 
-from bench.chaos_traffic import End, Traffic
-from bench.house import House, Told
-from bench.visit import Address, visit
+from bench.proof.chaos_traffic import End, Traffic
+from bench.proof.house import House, Told
+from bench.proof.visit import Address, visit
 from tests import fakes
 
 PRESET: Final = "tiny"

@@ -1,4 +1,4 @@
-"""Faults by the hundred, and whether anything promised was broken: ``python -m bench.chaos``, or ``make chaos``.
+"""Faults by the hundred, and whether anything promised was broken: ``python -m bench.proof.chaos``, or ``make chaos``.
 
 llmctl runs as it is shipped (``tiny``, four slots), in homes of its own, with ten clients that stream and ten that don't, asking all the
 time. Faults fall in an order drawn from a seed: on a child that is idle, loading, answering; on llmctl itself; on the disk; on the
@@ -33,11 +33,11 @@ from typing import Final
 
 import uvloop
 
-from bench import chaos_accounts
-from bench.chaos_box import BACK_S, CROWD, DEATH_S, LOAD_S, LOOK_S, PRESET, PROBE_S, Box, Findings, Life, Recovery
-from bench.chaos_faults import FAULTS, Deck, Fault, fitting
-from bench.house import House
-from bench.visit import chat
+from bench.proof import chaos_accounts
+from bench.proof.chaos_box import BACK_S, CROWD, DEATH_S, LOAD_S, LOOK_S, PRESET, PROBE_S, Box, Findings, Life, Recovery
+from bench.proof.chaos_faults import FAULTS, Deck, Fault, fitting
+from bench.proof.house import House
+from bench.proof.visit import chat
 from supervisor import engine, paths, preset, render, store
 from tests import fakes
 from tests.fakes import gguf
@@ -350,14 +350,14 @@ def _inside(argv: Sequence[str]) -> bool:
     trial = [*words, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
     if unshare is not None and subprocess.run(trial, capture_output=True, check=False).returncode == 0:
         os.environ[INSIDE] = "1"
-        os.execv(unshare, [*words, sys.executable, "-m", "bench.chaos", *argv])
+        os.execv(unshare, [*words, sys.executable, "-m", "bench.proof.chaos", *argv])
     return False
 
 
 def main() -> int:
     """Parse, run, print; 1 where a promise wasn't kept."""
     parser = argparse.ArgumentParser(
-        prog="bench.chaos", description="Faults by the hundred, and whether anything promised was broken."
+        prog="bench.proof.chaos", description="Faults by the hundred, and whether anything promised was broken."
     )
     parser.add_argument("--engine", choices=["fake", "real", "both"], default="both")
     parser.add_argument("--faults", type=int, help=f"how many, of each engine; {COUNTS['fake']} and {COUNTS['real']}")

@@ -1,4 +1,4 @@
-"""What the front door costs per streamed token, beside nginx: ``python -m bench.proxy``, or ``make bench-proxy``.
+"""What the front door costs per streamed token, beside nginx: ``python -m bench.proof.proxy``, or ``make bench-proxy``.
 
 A fake engine (``tests/fakes``) sends chunks at a fixed pace. The same load generator reads them directly from the fake's Unix socket,
 through llmctl, and through nginx (one worker, ``proxy_buffering off``, no access log: as one runs it for streams). All run at once,
@@ -44,7 +44,7 @@ from typing import Any
 import psutil
 import uvloop
 
-from bench.paced import Cost, Load, Target, first_bytes, measure, quantile, request
+from bench.proof.paced import Cost, Load, Target, first_bytes, measure, quantile, request
 from supervisor import render
 from tests import fakes
 from tests.fakes import gguf
@@ -339,7 +339,7 @@ def as_json(result: Result, names: list[str], size: Size, load_average: float) -
 def main() -> int:
     """Parse, start the targets, measure, print; the exit status."""
     parser = argparse.ArgumentParser(
-        prog="bench.proxy", description="CPU per chunk, jitter and first byte: direct, llmctl, nginx."
+        prog="bench.proof.proxy", description="CPU per chunk, jitter and first byte: direct, llmctl, nginx."
     )
     parser.add_argument("--quick", action="store_true", help="under 40 s, for a look")
     parser.add_argument("--turns", type=int, help="turns of each target and load (default 5)")

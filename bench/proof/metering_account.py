@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.house import House
-from bench.visit import Address, Answer, visit
+from bench.proof.house import House
+from bench.proof.visit import Address, Answer, visit
 from tests import fakes
 from tests.fakes import gguf
 

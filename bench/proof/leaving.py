@@ -1,4 +1,4 @@
-"""How soon the engine is free of a client that left: ``python -m bench.leaving``, or ``make bench-leaving``.
+"""How soon the engine is free of a client that left: ``python -m bench.proof.leaving``, or ``make bench-leaving``.
 
 A client streams a chat, reads a few events and closes its connection in the middle of the answer.
 

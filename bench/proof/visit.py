@@ -1,4 +1,4 @@
-"""One request and its answer as a client sees them, with the times: the load generator under ``bench/door.py``.
+"""One request and its answer as a client sees them, with the times: the load generator under ``bench/proof/door.py``.
 
 A connection each, an :class:`asyncio.Protocol` that parses the framing and nothing else, so that thousands of requests cost the machine
 little beside what is measured.

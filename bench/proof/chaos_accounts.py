@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import psutil
 
-from bench.chaos_box import BACK_S, LOOK_S, PRESET, PROBE_S, Box
-from bench.chaos_traffic import DYING_S, TEXT, End, unmatched
-from bench.visit import visit
+from bench.proof.chaos_box import BACK_S, LOOK_S, PRESET, PROBE_S, Box
+from bench.proof.chaos_traffic import DYING_S, TEXT, End, unmatched
+from bench.proof.visit import visit
 from supervisor import accounts
 from supervisor.argv import SOCKET
 from tests import fakes

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bench.house import House
-from bench.visit import Address, Answer, visit
+from bench.proof.house import House
+from bench.proof.visit import Address, Answer, visit
 from supervisor import accounts
 from supervisor.routes import ROUTES, Api, Route
 from tests import fakes

@@ -1,8 +1,8 @@
-"""What the ledger and the meter promise, beside what was seen: ``python -m bench.metering``, or ``make bench-metering``.
+"""What the ledger and the meter promise, beside what was seen: ``python -m bench.proof.metering``, or ``make bench-metering``.
 
 It starts its own llmctl in a folder of its own, at loopback, with the fake engine (``tests/fakes``).
 
-- **account** (``bench/metering_account.py``): requests of every API, of which a fifth are left by their clients and a twentieth are cut,
+- **account** (``bench/proof/metering_account.py``): requests of every API, of which a fifth are left by their clients and a twentieth are cut,
   while the engine dies now and then. Each has one record, every figure of which is the engine's own; the sums are, too.
 - **kill**: ``kill -9`` of llmctl at any moment under such traffic. Every request whose client had read the last byte 250 ms before has its
   record, whole; after the next start none is open, and none has two.
@@ -40,11 +40,11 @@ from typing import Any, Final
 
 import uvloop
 
-from bench import metering_account as mixture
-from bench.house import House
-from bench.metering_account import Request
-from bench.promises import Result
-from bench.visit import Answer, chat, visit
+from bench.proof import metering_account as mixture
+from bench.proof.house import House
+from bench.proof.metering_account import Request
+from bench.proof.promises import Result
+from bench.proof.visit import Answer, chat, visit
 from supervisor import accounts, gate, logs, record, render, reply, schema
 from supervisor.ledger import PENDING_LIMIT, Ledger
 from supervisor.meter import Meter
@@ -68,7 +68,7 @@ ROOM_S: Final = 10.0
 """Records that waited in memory are on disk so long after there is room again."""
 AFRESH: Final = 200
 """Requests between two turns of the loop, at most as many as come at once."""
-RECORDED: Final = Path(__file__).resolve().parents[1] / "tests" / "data" / "assembly"
+RECORDED: Final = Path(__file__).resolve().parents[2] / "tests" / "data" / "assembly"
 STREAMS: Final = {
     "reasoning": (Api.CHAT, 1),
     "n": (Api.CHAT, 2),
@@ -570,7 +570,7 @@ async def run(names: Iterable[str], size: Size, folder: Path) -> Result:
 
 def main() -> int:
     """Parse, measure, print; 1 where a promise wasn't kept."""
-    parser = argparse.ArgumentParser(prog="bench.metering", description="What ledger and meter promise, beside what was seen.")
+    parser = argparse.ArgumentParser(prog="bench.proof.metering", description="What ledger and meter promise, beside what was seen.")
     parser.add_argument("--quick", action="store_true", help="fewer of each, for a look")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="this part; may be repeated")
     parser.add_argument("--json", action="store_true", help="print everything that was measured")

@@ -1,4 +1,4 @@
-"""What the front door promises, beside what was seen: ``python -m bench.door``, or ``make bench-door``.
+"""What the front door promises, beside what was seen: ``python -m bench.proof.door``, or ``make bench-door``.
 
 It starts its own llmctl in a folder of its own. Where pace matters the engine is the fake one (``tests/fakes``), which takes exactly as
 long as it is told; where it doesn't, the real one with ``tiny``. All at loopback.
@@ -16,7 +16,7 @@ long as it is told; where it doesn't, the real one with ``tiny``. All at loopbac
   several sequences at once, but that the cores wait for each other once a step and not once a token (one thread makes 1.17 times the
   tokens of a second of CPU time). Both presets run beside each other and take turns, and two turns that follow each other are compared,
   since a shared machine is never the same twice. Where others use the cores, too, this part says nothing: threads that wait spin.
-- **mixed** (``bench/mixed.py``): requests of every kind over every route, each with exactly one record.
+- **mixed** (``bench/proof/mixed.py``): requests of every kind over every route, each with exactly one record.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from typing import Any, Final
 
 import uvloop
 
-from bench import mixed
-from bench.house import House, Told, half_mib
-from bench.promises import Result
-from bench.visit import Address, Answer, chat, visit
+from bench.proof import mixed
+from bench.proof.house import House, Told, half_mib
+from bench.proof.promises import Result
+from bench.proof.visit import Address, Answer, chat, visit
 from supervisor import engine, paths, preset, render, store
 from supervisor.routes import ROUTES
 from tests import fakes
@@ -427,7 +427,7 @@ async def run(names: Iterable[str], size: Size, folder: Path) -> Result:
 
 def main() -> int:
     """Parse, measure, print; 1 where a promise wasn't kept."""
-    parser = argparse.ArgumentParser(prog="bench.door", description="What the front door promises, beside what was seen.")
+    parser = argparse.ArgumentParser(prog="bench.proof.door", description="What the front door promises, beside what was seen.")
     parser.add_argument("--quick", action="store_true", help="fewer of each, for a look")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="this part; may be repeated")
     parser.add_argument("--json", action="store_true", help="print everything that was measured")
