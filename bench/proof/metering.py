@@ -2,8 +2,8 @@
 
 It starts its own llmctl in a folder of its own, at loopback, with the fake engine (``tests/fakes``).
 
-- **account** (``bench/proof/metering_account.py``): requests of every API, of which a fifth are left by their clients and a twentieth are cut,
-  while the engine dies now and then. Each has one record, every figure of which is the engine's own; the sums are, too.
+- **account** (``bench/proof/metering_account.py``): requests of every API, of which a fifth are left by their clients and a twentieth are
+  cut, while the engine dies now and then. Each has one record, every figure of which is the engine's own; the sums are, too.
 - **kill**: ``kill -9`` of llmctl at any moment under such traffic. Every request whose client had read the last byte 250 ms before has its
   record, whole; after the next start none is open, and none has two.
 - **disk**: the kernel refuses llmctl every write, as a full disk does, while requests are answered. They are, and when there is room again
@@ -570,7 +570,9 @@ async def run(names: Iterable[str], size: Size, folder: Path) -> Result:
 
 def main() -> int:
     """Parse, measure, print; 1 where a promise wasn't kept."""
-    parser = argparse.ArgumentParser(prog="bench.proof.metering", description="What ledger and meter promise, beside what was seen.")
+    parser = argparse.ArgumentParser(
+        prog="bench.proof.metering", description="What ledger and meter promise, beside what was seen."
+    )
     parser.add_argument("--quick", action="store_true", help="fewer of each, for a look")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="this part; may be repeated")
     parser.add_argument("--json", action="store_true", help="print everything that was measured")
