@@ -78,23 +78,28 @@ class Level:
     rate: float | None = None
     """Requests a second."""
     arrivals: Arrivals = "poisson"
+    name: str = ""
+    """Where neither says it: a replay, a test of llama-bench's."""
 
     def __str__(self) -> str:
+        if self.name:
+            return self.name
         if self.users is not None:
             return f"{self.users} user{'s' * (self.users > 1)}"
         return f"{self.rate:g}/s"
 
     @property
-    def key(self) -> tuple[float, float, str]:
+    def key(self) -> tuple[float, float, str, str]:
         """What makes two levels the same."""
-        return (self.users or 0, self.rate or 0.0, "" if self.rate is None else self.arrivals)
+        return (self.users or 0, self.rate or 0.0, "" if self.rate is None else self.arrivals, self.name)
 
 
-def schedule(workload: Workload, level: Level, seed: int, repetition: int) -> tuple[Ask, ...]:
+def schedule(workload: Workload, level: Level, seed: int, salt: str, repetition: int) -> tuple[Ask, ...]:
     """One repetition's requests, in the order in which they are begun.
 
     Lengths and arrival times come from the seed alone and are the same in each repetition, so that repetitions differ in what the server
-    does and not in what it is asked; texts are new in each. Repetition -1 is a warm-up: one request a user.
+    does and not in what it is asked. Texts are new in each, and in each run by its ``salt``: a server may have seen the last run's.
+    Repetition -1 is a warm-up: one request a user.
     """
     draw = random.Random(f"{seed} {workload.work} {level.key}")
     users = level.users or OPEN
@@ -108,7 +113,7 @@ def schedule(workload: Workload, level: Level, seed: int, repetition: int) -> tu
                 number=number,
                 prompt=prompt,
                 answer=answer,
-                pieces=_pieces(workload, f"{seed} {level} {repetition}", number, prompt),
+                pieces=_pieces(workload, f"{salt} {seed} {level} {repetition}", number, prompt),
                 instruction=workload.ask[number % len(workload.ask)] if workload.ask else "",
                 api=workload.api,
                 at_s=None if level.rate is None else at_s,

@@ -78,6 +78,9 @@ class Manifest:
     llmctl: str
     workload: Workload
     seed: int
+    """Of lengths and arrival times."""
+    salt: str
+    """Of texts, new in each run."""
     subjects: tuple[Subject, ...]
     machine: Machine
     replayed: str = ""

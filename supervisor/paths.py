@@ -59,6 +59,11 @@ class Home:
         return self.data / "ledger.sqlite"
 
     @property
+    def bench(self) -> Path:
+        """Results of ``llmctl bench``."""
+        return self.data / "bench"
+
+    @property
     def logs(self) -> Path:
         """Log files of llmctl and its children."""
         return self.state / "logs"
