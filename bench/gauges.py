@@ -4,8 +4,7 @@ What is a counter in the kernel or the driver (CPU time, a card's energy) is rea
 what was seen at the looks. A look reads a few files of the server's own processes and asks each card some questions: it walks through no
 other process, and what it takes is a gauge itself. What isn't told (no card, no such counter, a container) is absent and never 0.
 
-A card is the server's if NVML lists one of the server's processes on it. Where NVML lists none of them on any card (a container with pids
-of its own, WSL, a server whose pids aren't known) it is each card that had work to do meanwhile.
+What cards show is in ``nvml``.
 """
 
 from __future__ import annotations
@@ -17,27 +16,21 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
+from bench import nvml
 from bench.result import Machine
 from supervisor import child, hardware
 from supervisor.units import MIB, size
 
 EVERY_S: Final = 0.5
 ROOT: Final = Path("/")
-BUSY_SHARE: Final = 0.1
-"""A card that NVML lists none of the server's processes on is taken for its card from this utilization on; a desktop's takes less."""
-POWER_CAP: Final = 0x4
-"""nvmlClocksEventReasonSwPowerCap (nvml.h): the clock is what the power limit allows. Usual under full load, so it is a gauge of its own."""
-THROTTLES: Final = 0x8 | 0x20 | 0x40 | 0x80
-"""HwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown (nvml.h). Idle, a clock that was set, sync boost and a display's
-clock are no faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,37 +87,16 @@ class _Cores:
 
 
 @dataclass(slots=True)
-class _CardSeen:
-    """One card in one repetition; what it didn't tell isn't in it."""
-
-    energy_mj: int | None
-    """The counter at the beginning."""
-    used_bytes: int = 0
-    server_bytes: int | None = None
-    """Of the server's processes; None while NVML lists none of them here, or not their size."""
-    listed: bool = False
-    """NVML listed one of the server's processes."""
-    busy: list[float] = field(default_factory=list)
-    power_w: list[float] = field(default_factory=list)
-    limit_w: float | None = None
-    sm_mhz: list[int] = field(default_factory=list)
-    mem_mhz: list[int] = field(default_factory=list)
-    temp_c: int | None = None
-    reasons: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class _Seen:
     """One repetition so far."""
 
     at_s: float
-    wall_s: float
     cores: _Cores
     own_s: float
     waited_us: int | None
-    cards: tuple[_CardSeen, ...]
+    cards: nvml.Stretch
     before_s: dict[psutil.Process, float] = field(default_factory=dict)
-    """CPU time that each of the server's processes had taken before."""
+    """CPU time that each of the server's processes had taken before; one that began since had none."""
     after_s: dict[psutil.Process, float] = field(default_factory=dict)
     """The same at the last look at it: one that has ended since keeps it."""
     rss_bytes: int = 0
@@ -137,48 +109,46 @@ class Gauges:
     """Reads them on a thread while its ``async with`` block runs, between :meth:`mark` and :meth:`take`. NVML is open as long."""
 
     def __init__(self, pids: Sequence[int], own_pid: int, *, every_s: float = EVERY_S, root: Path = ROOT) -> None:
-        """``pids`` are the server's; their children count too. ``root`` is where ``proc`` and ``sys`` hang (a recorded machine in tests)."""
+        """``pids`` are the server's; their children count too. ``root`` is where ``sys`` hangs (a recorded machine in tests)."""
         self._pids = tuple(pids)
         self._own = psutil.Process(own_pid)
         self._every_s = every_s
         self._root = root
         self._clocks = tuple(_clocks(root))
         self._processes: dict[int, psutil.Process] = {}
-        self._cards: tuple[Any, ...] = ()
+        self._cards = nvml.Cards()
         self._seen: _Seen | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="gauges", daemon=True)
 
     async def __aenter__(self) -> Gauges:
-        self._cards = await asyncio.to_thread(_open)
+        await asyncio.to_thread(self._cards.open)
         self._thread.start()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, exc: BaseException | None, where: TracebackType | None) -> None:
         self._ended.set()
         self._thread.join()  # within a look
-        if self._cards:
-            _close()
+        self._cards.close()
 
     def mark(self) -> None:
         """A repetition begins now."""
         with self._lock:
-            cards = tuple(_CardSeen(_energy_mj(card)) for card in self._cards)
-            own_s = _cpu_s(self._own)
-            now = _Seen(time.perf_counter(), time.time(), _Cores.read(), own_s, _waited_us(self._root), cards)
-            now.before_s = {each: _cpu_s(each) for each in self._family()}
+            cards = self._cards.begin()
+            now = _Seen(time.perf_counter(), _Cores.read(), self._own_s(), _waited_us(self._root), cards)
+            now.before_s = {each: cpu_s for each in self._family() if (cpu_s := _cpu_s(each)) is not None}
             now.after_s = dict(now.before_s)
             self._seen = now
 
     def take(self) -> dict[str, float]:
-        """It ends now: what was seen since :meth:`mark`, by name (:data:`GAUGES`)."""
+        """It ends now: what was seen since :meth:`mark`, by name (:data:`GAUGES`). A mark is taken once."""
         with self._lock:
             seen, self._seen = self._seen, None
             assert seen is not None, "take follows mark"
             self._look(seen)
             lasted_s = time.perf_counter() - seen.at_s
-            return {name: round(value, 4) for name, value in (*self._of_host(seen, lasted_s), *self._of_cards(seen, lasted_s))}
+            return {name: round(value, 4) for name, value in (*self._of_host(seen, lasted_s), *seen.cards.told(lasted_s))}
 
     def _watch(self) -> None:
         while not self._ended.wait(self._every_s):
@@ -191,21 +161,21 @@ class Gauges:
         rss_bytes = anonymous_bytes = 0
         pids = set[int]()
         for process in self._family():
-            try:
-                rss_bytes += process.memory_info().rss
-            except psutil.Error:  # it has ended since
-                continue
-            anonymous_bytes += child.anonymous_bytes(process.pid)
-            seen.before_s.setdefault(process, 0.0 if process.create_time() >= seen.wall_s else _cpu_s(process))
-            seen.after_s[process] = _cpu_s(process)
-            pids.add(process.pid)
+            if (cpu_s := _cpu_s(process)) is not None:
+                seen.after_s[process] = cpu_s
+                rss_bytes += _resident_bytes(process)
+                anonymous_bytes += child.anonymous_bytes(process.pid)
+                pids.add(process.pid)
         seen.rss_bytes = max(seen.rss_bytes, rss_bytes)
         seen.anonymous_bytes = max(seen.anonymous_bytes, anonymous_bytes)
         if clocks := [value for path in self._clocks if (value := _number(path)) is not None]:
             seen.cpu_mhz.append(max(clocks) / 1e3)
-        for card, its in zip(self._cards, seen.cards, strict=True):
-            _look_at(card, its, pids)
+        seen.cards.look(pids)
         seen.cost_s += time.thread_time() - began_s
+
+    def _own_s(self) -> float:
+        """CPU time of the load generator; /proc counts in ticks of 10 ms, our own clock doesn't."""
+        return time.process_time() if self._own.pid == os.getpid() else _cpu_s(self._own) or 0.0
 
     def _family(self) -> list[psutil.Process]:
         """The server's processes and all below them, as the kernel lists them (``/proc/PID/task/TID/children``)."""
@@ -222,8 +192,8 @@ class Gauges:
 
     def _of_host(self, seen: _Seen, lasted_s: float) -> Iterator[tuple[str, float]]:
         now, count = _Cores.read(), psutil.cpu_count() or 1
-        own = (_cpu_s(self._own) - seen.own_s) / lasted_s
-        server = sum(max(0.0, after_s - seen.before_s[each]) for each, after_s in seen.after_s.items()) / lasted_s
+        own = (self._own_s() - seen.own_s) / lasted_s
+        server = sum(max(0.0, after_s - seen.before_s.get(each, 0.0)) for each, after_s in seen.after_s.items()) / lasted_s
         if seen.rss_bytes:
             yield "rss_mib", seen.rss_bytes / MIB
             yield "anonymous_mib", seen.anonymous_bytes / MIB
@@ -243,34 +213,9 @@ class Gauges:
             yield "cpu_mhz", statistics.fmean(seen.cpu_mhz)
             yield "cpu_mhz_min", min(seen.cpu_mhz)
 
-    def _of_cards(self, seen: _Seen, lasted_s: float) -> Iterator[tuple[str, float]]:
-        pairs = list(zip(self._cards, seen.cards, strict=True))
-        busy = [(card, its) for card, its in pairs if its.busy and statistics.fmean(its.busy) >= BUSY_SHARE]
-        mine = [(card, its) for card, its in pairs if its.listed] or busy
-        if not mine:
-            return
-        cards = [its for _, its in mine]
-        yield "card_mib", sum(each.used_bytes for each in cards) / MIB
-        held = [each.server_bytes for each in cards if each.server_bytes is not None]
-        if len(held) == len(cards):
-            yield "server_card_mib", sum(held) / MIB
-        if shares := [statistics.fmean(each.busy) for each in cards if each.busy]:
-            yield "card_busy_share", statistics.fmean(shares)
-        yield from _power(mine, lasted_s)
-        if sm_mhz := [each.sm_mhz for each in cards if each.sm_mhz]:
-            yield "sm_mhz", statistics.fmean(map(statistics.fmean, sm_mhz))
-            yield "sm_mhz_min", min(map(min, sm_mhz))
-        if mem_mhz := [each.mem_mhz for each in cards if each.mem_mhz]:
-            yield "mem_mhz", statistics.fmean(map(statistics.fmean, mem_mhz))
-        if temps := [each.temp_c for each in cards if each.temp_c is not None]:
-            yield "temp_c", max(temps)
-        if reasons := [each.reasons for each in cards if each.reasons]:
-            yield "throttled", max(sum(bool(bits & THROTTLES) for bits in its) / len(its) for its in reasons)
-            yield "power_capped", max(sum(bool(bits & POWER_CAP) for bits in its) / len(its) for its in reasons)
-
 
 def machine(found: hardware.Hardware | None = None, *, root: Path = ROOT) -> Machine:
-    """This machine, for a manifest; ``found`` is what was detected of it already."""
+    """The machine for a manifest; ``found`` is what was detected of it already."""
     found = found or hardware.detect()
     policies = sorted(root.glob("sys/devices/system/cpu/cpufreq/policy*/scaling_governor"))
     return Machine(
@@ -279,10 +224,15 @@ def machine(found: hardware.Hardware | None = None, *, root: Path = ROOT) -> Mac
         cores=found.cores,
         memory_mib=found.total_bytes // MIB,
         kernel=os.uname().release,
-        cards=tuple(f"{each.name}, {size(each.total_bytes)}, {each.clock_mhz} MHz" for each in found.cards),
+        cards=tuple(_card(each) for each in found.cards),
         driver=found.driver,
         governor=", ".join(sorted({_text(path).strip() for path in policies})),
     )
+
+
+def _card(card: hardware.Card) -> str:
+    clock = f", {card.clock_mhz} MHz" if card.clock_mhz else ""
+    return f"{card.name}, {size(card.total_bytes)}{clock}"
 
 
 def _host(found: hardware.Hardware, machine_id: str) -> str:
@@ -291,13 +241,20 @@ def _host(found: hardware.Hardware, machine_id: str) -> str:
     return hmac.new(told.encode(), b"llmctl bench", hashlib.sha256).hexdigest()[:16]
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    """CPU time of all threads of a process, those that have ended too; 0 when it is gone."""
+def _cpu_s(process: psutil.Process) -> float | None:
+    """CPU time of all threads of a process, those that have ended too; None when it is gone."""
     try:
         times = process.cpu_times()
     except psutil.Error:
-        return 0.0
+        return None
     return float(times.user + times.system)
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
 
 
 def _children(pid: int) -> Iterator[int]:
@@ -335,41 +292,3 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
-
-
-def _open() -> tuple[Any, ...]:
-    """Handles of the cards; none where NVML can't be opened, and then it is closed."""
-    try:
-        import pynvml
-    except ImportError:
-        return ()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    cards = _told(lambda: tuple(pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())))
-    if not cards:
-        _close()
-    return cards or ()
-
-
-def _close() -> None:
-    import pynvml
-
-    _told(pynvml.nvmlShutdown)
-
-
-def _told[Answer](ask: Callable[[], Answer]) -> Answer | None:
-    """What a card tells; None for a question that it, or the driver, doesn't know."""
-    import pynvml
-
-    try:
-        return ask()
-    except pynvml.NVMLError:
-        return None
-
-
-def _energy_mj(card: Any) -> int | None:  # noqa: ANN401  (an NVML handle)
-    import pynvml
-
-    return _told(lambda: int(pynvml.nvmlDeviceGetTotalEnergyConsumption(card)))

@@ -16,7 +16,7 @@ from typing import Final
 
 import supervisor
 from bench import flags, gauges, result
-from bench.ask import Ask, Level, schedule
+from bench.ask import Ask, Level, fresh, schedule
 from bench.exchange import Address, Wires
 from bench.load import TIMEOUT_S, Load
 from bench.prompts import Writer
@@ -49,7 +49,7 @@ class Order:
         """Its requests."""
         if not self.asks:
             return schedule(self.workload, level, self.seed, self.salt, number)
-        return self.asks if number >= 0 else ()
+        return fresh(self.asks, self.salt, number) if number >= 0 else ()
 
     def requests(self) -> int:
         """How many there will be in all."""
@@ -85,7 +85,7 @@ class Run:
         self._progress = progress
         self._say = say
         self._began_s = time.perf_counter()
-        self._cpu_s = time.process_time()
+        self._cpu_s = time.thread_time()
         self._sent = 0
         self._total = order.requests()
         self._cells = {(target.name, level): _Cell() for target in order.targets for level in order.levels}
@@ -96,7 +96,7 @@ class Run:
         order = self.order
         async with contextlib.AsyncExitStack() as stack:
             seats = [await stack.enter_async_context(self._seated(target)) for target in order.targets]
-            self._began_s, self._cpu_s = time.perf_counter(), time.process_time()
+            self._began_s, self._cpu_s = time.perf_counter(), time.thread_time()
             for number in range(WARM_UP, order.workload.repetitions):
                 for level in order.levels:
                     turn = number % len(seats)
@@ -106,7 +106,8 @@ class Run:
 
     @contextlib.asynccontextmanager
     async def _seated(self, target: Target) -> AsyncIterator[_Seat]:
-        writer = await Writer.of(target, self.order.workload.api, self._say)
+        workload = self.order.workload
+        writer = await Writer.of(target, workload.api, self._say, workload.ask)
         wires = Wires(Address.of(target.url, target.key))
         async with gauges.Gauges(target.pids, os.getpid()) as watching:
             try:
@@ -150,7 +151,7 @@ class Run:
         """What was measured."""
         order = self.order
         events = sum(each.events for each in self.samples)
-        spent_s = time.process_time() - self._cpu_s
+        spent_s = time.thread_time() - self._cpu_s
         lasted_s = time.perf_counter() - self._began_s
         return Result(
             manifest=Manifest(
@@ -174,7 +175,7 @@ class Run:
     def _point(self, target: str, level: Level) -> Point:
         cell, workload = self._cells[target, level], self.order.workload
         made = result.point(target, level, cell.samples, workload.limits, began_s=cell.began_s, gauges=cell.gauges)
-        return replace(made, flags=flags.of_point(workload, cell.samples, made.repetitions))
+        return replace(made, flags=flags.of_point(workload, cell.samples, made.repetitions, replayed=bool(self.order.replayed)))
 
 
 def _subject(target: Target) -> Subject:
