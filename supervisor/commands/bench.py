@@ -269,7 +269,7 @@ def _measure(order: Measurement, out: Path | None, *, as_json: bool) -> Result:
     path = out or _path(order, found)
     result.write(found, samples, path)
     html = path.with_suffix(".html")
-    html.write_text(page.render(found, samples))
+    html.write_text(page.render(found, samples), encoding="utf-8")
     if as_json:
         render.as_json({"file": str(path), **found.as_dict()})
     else:
