@@ -8,7 +8,7 @@ an answer is what an earlier request of the same repetition was answered.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from bench.workload import Api, Workload
@@ -122,15 +122,6 @@ def schedule(workload: Workload, level: Level, seed: int, salt: str, repetition:
         if level.rate is not None:
             at_s += draw.expovariate(level.rate) if level.arrivals == "poisson" else 1 / level.rate
     return tuple(asks)
-
-
-def fresh(asks: tuple[Ask, ...], salt: str, repetition: int) -> tuple[Ask, ...]:
-    """The same requests with other words: what was alike in them is alike still."""
-
-    def renewed(piece: Piece) -> Piece:
-        return replace(piece, seed=f"{salt} {repetition} {piece.seed}") if isinstance(piece, Words) else piece
-
-    return tuple(replace(ask, pieces=tuple(map(renewed, ask.pieces))) for ask in asks)
 
 
 def _pieces(workload: Workload, seed: str, number: int, prompt: int) -> tuple[Words, ...]:

@@ -12,18 +12,19 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import supervisor
 from bench import flags, gauges, result
-from bench.ask import Ask, Level, fresh, schedule
+from bench.ask import Ask, Level, schedule
 from bench.exchange import Address, Wires
-from bench.load import TIMEOUT_S, Load
+from bench.load import TIMEOUT_S, Answers, Load
 from bench.prompts import Writer
 from bench.result import Manifest, Point, Result, Subject
 from bench.sample import Sample
 from bench.target import Target
-from bench.workload import Workload
+from bench.trace import Trace
+from bench.workload import Api, Workload
 from supervisor.errors import Error, Exit
 from supervisor.units import Progress
 
@@ -40,16 +41,16 @@ class Order:
     seed: int
     salt: str
     timeout_s: float = TIMEOUT_S
-    asks: tuple[Ask, ...] = ()
-    """Of a replay, in the place of the workload's."""
-    replayed: str = ""
-    """Its trace's digest."""
+    replayed: Trace | None = None
+    """What is asked, in the place of the workload's; it has no warm-up, since what it recorded had none."""
+    speed: float = 1.0
+    """Of a replay."""
 
     def repetition(self, level: Level, number: int) -> tuple[Ask, ...]:
         """Its requests."""
-        if not self.asks:
+        if self.replayed is None:
             return schedule(self.workload, level, self.seed, self.salt, number)
-        return fresh(self.asks, self.salt, number) if number >= 0 else ()
+        return self.replayed.asks(self.speed, f"{self.salt} {number}") if number >= 0 else ()
 
     def requests(self) -> int:
         """How many there will be in all."""
@@ -57,12 +58,35 @@ class Order:
         return len(self.targets) * sum(len(self.repetition(level, number)) for level in self.levels for number in numbers)
 
 
+class _Writers:
+    """Makes the requests of a run: one writer for each model and API."""
+
+    def __init__(self, made: Mapping[tuple[str, Api], Writer]) -> None:
+        self._made = made
+
+    @classmethod
+    async def of(cls, target: Target, order: Order, say: Callable[[str], None]) -> _Writers:
+        """Those that the order's requests to this server need."""
+        kinds = {("", order.workload.api)}
+        if order.replayed is not None:
+            kinds = {(each.preset, each.api) for each in order.replayed.requests if each.body is None} or kinds
+        made = {}
+        for preset, api in sorted(kinds):
+            made[preset, api] = await Writer.of(replace(target, model=preset or target.model), api, say, order.workload.ask)
+        return cls(made)
+
+    def body(self, ask: Ask, answers: Answers) -> tuple[str, dict[str, Any]]:
+        """Of one request."""
+        writer = next(iter(self._made.values())) if ask.body is not None else self._made[ask.preset, ask.api]
+        return writer.body(ask, answers)
+
+
 @dataclass(slots=True)
 class _Seat:
     """A subject while it is measured."""
 
     target: Target
-    writer: Writer
+    writer: _Writers
     wires: Wires
     gauges: gauges.Gauges
 
@@ -106,8 +130,7 @@ class Run:
 
     @contextlib.asynccontextmanager
     async def _seated(self, target: Target) -> AsyncIterator[_Seat]:
-        workload = self.order.workload
-        writer = await Writer.of(target, workload.api, self._say, workload.ask)
+        writer = await _Writers.of(target, self.order, self._say)
         wires = Wires(Address.of(target.url, target.key))
         async with gauges.Gauges(target.pids, os.getpid()) as watching:
             try:
@@ -162,7 +185,7 @@ class Run:
                 salt=order.salt,
                 subjects=tuple(_subject(target) for target in order.targets),
                 machine=gauges.machine(),
-                replayed=order.replayed,
+                replayed=order.replayed.digest if order.replayed else "",
                 generator={
                     "cpu_share": round(spent_s / lasted_s, 4) if lasted_s else 0.0,
                     **({"us_an_event": round(spent_s / events * 1e6, 2)} if events else {}),
@@ -175,7 +198,9 @@ class Run:
     def _point(self, target: str, level: Level) -> Point:
         cell, workload = self._cells[target, level], self.order.workload
         made = result.point(target, level, cell.samples, workload.limits, began_s=cell.began_s, gauges=cell.gauges)
-        return replace(made, flags=flags.of_point(workload, cell.samples, made.repetitions, replayed=bool(self.order.replayed)))
+        return replace(
+            made, flags=flags.of_point(workload, cell.samples, made.repetitions, replayed=self.order.replayed is not None)
+        )
 
 
 def _subject(target: Target) -> Subject:

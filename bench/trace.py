@@ -13,6 +13,7 @@ equal text (the format of FAST25-release/traces in kvcache-ai/Mooncake).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -25,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from bench.ask import Answer, Ask, Piece, Words
-from bench.workload import Api
+from bench.workload import Api, Span, Workload
 from supervisor import routes, units
 from supervisor.errors import Error, Exit
 
@@ -165,13 +166,26 @@ class Trace:
         """In all."""
         return sum(each.prompt_tokens for each in self.requests)
 
-    def asks(self, speed: float = 1.0) -> tuple[Ask, ...]:
-        """What a replay asks, ``speed`` times as fast as it was. Clients wait as long as they did: an answer takes what it takes."""
-        seed = self.digest
+    def all_for(self, preset: str) -> Trace:
+        """The same, asked of one preset; empty is whoever is asked."""
+        return dataclasses.replace(self, requests=tuple(dataclasses.replace(each, preset=preset) for each in self.requests))
+
+    def workload(self, name: str, repetitions: int) -> Workload:
+        """Its lengths, as a result tells them."""
+        prompts, answers = ([each.prompt_tokens for each in self.requests], [each.asked_tokens for each in self.requests])
+        spans = (str(Span(min(each), max(each))) for each in (prompts, answers))
+        return Workload(name=name, about="a replay", prompt=next(spans), answer=next(spans), repetitions=repetitions)
+
+    def asks(self, speed: float = 1.0, salt: str = "") -> tuple[Ask, ...]:
+        """What a replay asks, ``speed`` times as fast as it was. Clients wait as long as they did: an answer takes what it takes.
+
+        With another ``salt`` the words are others: a server may have those of an earlier replay in its cache.
+        """
+        seed = f"{salt} {self.digest}"
         made: list[tuple[Piece, ...]] = []
         asks = []
         for number, shape in enumerate(self.requests):
-            pieces = () if shape.body is not None else self._pieces(shape, f"{seed} {number}", made)
+            pieces = () if shape.body is not None else self._pieces(shape, seed, number, made)
             made.append(pieces)
             asks.append(
                 Ask(
@@ -191,11 +205,12 @@ class Trace:
         return tuple(asks)
 
     @staticmethod
-    def _pieces(shape: Shape, own: str, made: Sequence[tuple[Piece, ...]]) -> tuple[Piece, ...]:
+    def _pieces(shape: Shape, seed: str, number: int, made: Sequence[tuple[Piece, ...]]) -> tuple[Piece, ...]:
         if shape.hash_ids:
-            ends = [min(number * BLOCK, shape.prompt_tokens) for number in range(1, len(shape.hash_ids))]
+            ends = [min(count * BLOCK, shape.prompt_tokens) for count in range(1, len(shape.hash_ids))]
             return tuple(
-                Words(f"block {block}", end) for block, end in zip(shape.hash_ids, [*ends, shape.prompt_tokens], strict=True)
+                Words(f"{seed} block {block}", end)
+                for block, end in zip(shape.hash_ids, [*ends, shape.prompt_tokens], strict=True)
             )
         found: list[Piece] = []
         at = 0
@@ -205,11 +220,11 @@ class Trace:
                 found.append(Answer(shape.parent, shape.answer_tokens))
                 at += shape.answer_tokens
         if at < shape.prompt_tokens or not (found and isinstance(found[-1], Words)):
-            found.append(Words(own, shape.prompt_tokens))
+            found.append(Words(f"{seed} {number}", shape.prompt_tokens))
         return tuple(found)
 
     def told(self) -> str:
-        """``212 requests in 58 min 3 s: 40,112 prompt tokens, 61 % of them cached``."""
+        """``212 requests in 58 min 3 s: 40,112 prompt tokens, 61% of them cached``."""
         share = f", {self.cached_tokens / self.prompt_tokens:.0%} of them cached" if self.prompt_tokens else ""
         return f"{len(self.requests):,} requests in {units.duration(self.window_s)}: {self.prompt_tokens:,} prompt tokens{share}"
 
@@ -260,7 +275,8 @@ def write(trace: Trace, path: Path) -> None:
     except OSError as exc:
         raise Error(f"{path} can't be written: {exc.strerror or exc}", exit=Exit.USAGE, hint="--out FILE, elsewhere") from exc
     finally:
-        fresh.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            fresh.unlink()
 
 
 def _line(shape: Shape) -> str:
@@ -270,7 +286,7 @@ def _line(shape: Shape) -> str:
 def read(path: Path) -> Trace:
     """A trace, or one of Mooncake's. Raises :class:`Error` (exit code 2) with file and line."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text().split("\n")  # U+2028 ends no line of JSON
     except (OSError, UnicodeDecodeError) as exc:
         why = (exc.strerror if isinstance(exc, OSError) else None) or exc
         raise Error(f"{path} can't be read: {why}", exit=Exit.USAGE, hint=_HINT) from exc

@@ -32,9 +32,9 @@ before it in its own (``tests/test_ranks.py``):
    request can ask for), ``ward`` (one child and what is wanted of it), ``watch`` (looks after it), ``keeper`` (its life), ``arbiter``
    (all of them), ``reply`` (one answer), ``length`` (whether a prompt fits), ``proxy`` (one request), ``live`` (what is so now),
    ``control`` (our own routes), ``app``, ``serve``
-5. edge: ``cli``, ``render``, ``following`` and ``planning`` (what runs, and a plan, on the terminal), ``dashboard`` (what is drawn of a
-   running llmctl) and ``screen`` (a whole terminal), ``spendlog`` (a record in LiteLLM's columns), ``docs``, ``commands/``: parse, call,
-   print, exit code
+5. edge: ``cli``, ``render``, ``following`` and ``planning`` (what runs, and a plan, on the terminal), ``measuring`` (a run of bench),
+   ``dashboard`` (what is drawn of a running llmctl) and ``screen`` (a whole terminal), ``spendlog`` (a record in LiteLLM's columns),
+   ``docs``, ``commands/``: parse, call, print, exit code
 """
 
 __version__ = "0.1.0"

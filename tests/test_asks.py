@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from bench import workload
-from bench.ask import OPEN, Answer, Arrivals, Ask, Level, Words, fresh, schedule
+from bench.ask import OPEN, Arrivals, Ask, Level, Words, schedule
 
 CHAT = workload.load("chat")
 AGENT = workload.load("agent")
@@ -63,17 +63,6 @@ def test_arrivals_come_at_their_rate(arrivals: Arrivals, spread: float) -> None:
     assert mean == pytest.approx(0.2, rel=0.05)
     deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
     assert deviation / mean == pytest.approx(spread, abs=0.06)  # an exponential's is its mean
-
-
-def test_a_replays_words_are_renewed_and_stay_alike_where_they_were() -> None:
-    asks = (
-        Ask(number=0, prompt=9, answer=1, pieces=(Words("a", 9),)),
-        Ask(number=1, prompt=20, answer=1, pieces=(Words("a", 9), Answer(0, 1), Words("b", 20))),
-    )
-    first, second = fresh(asks, "s", 0), fresh(asks, "s", 1)
-    assert first[0].pieces[0] == first[1].pieces[0] != asks[0].pieces[0]
-    assert first[1].pieces[1] == Answer(0, 1)
-    assert not set(seeds(first)) & set(seeds(second))
 
 
 def test_levels_have_a_name_and_a_key() -> None:

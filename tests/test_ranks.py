@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import bench
 import supervisor
 
 ROOT = Path(__file__).parent.parent
@@ -54,7 +55,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         *("reply", "length", "proxy", "live", "control", "app", "serve"),
     ),
     # 5 edge
-    ("render", "following", "planning", "spendlog", "dashboard", "screen", "commands", "cli", "docs", "__main__"),
+    ("render", "following", "planning", "measuring", "spendlog", "dashboard", "screen", "commands", "cli", "docs", "__main__"),
 )
 ORDER = [name for rank in RANKS for name in rank]
 RANK = {name: number for number, rank in enumerate(RANKS) for name in rank}
@@ -68,6 +69,7 @@ TESTED_IN = {
     "trial": "test_pack",
     "kept": "test_headers",
     "planning": "test_order",
+    "measuring": "test_bench",
     "toolchain": "test_build",
     "pip": "test_store",
     "upstream": "test_proxy",
@@ -196,7 +198,7 @@ def test_rank_2_does_no_io_and_reads_no_clock(name: str) -> None:
 def test_the_control_plane_never_imports_bench_but_inside_a_function_of_its_edge() -> None:
     for path, tree in SOURCES.items():
         found = [line for name, line in imports(tree) if name.split(".")[0] == "bench"]
-        if module_of(path) in ("commands", "docs"):
+        if module_of(path) in ("commands", "measuring", "docs"):
             inside = [line for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for _, line in imports(node)]
             found = [line for line in found if line not in inside]
         assert found == [], path
@@ -237,6 +239,51 @@ def test_the_packages_docstring_tells_the_same_ranks() -> None:
     _, *parts = re.split(r"^(\d)\. ", supervisor.__doc__ or "", flags=re.MULTILINE)
     told = {int(rank): set(re.findall(r"``(\w+)/?``", text)) for rank, text in zip(parts[::2], parts[1::2], strict=True)}
     assert told == {rank: {name for name in RANK if RANK[name] == rank} - {"__main__"} for rank in range(len(RANKS))}
+
+
+BENCH_RANKS: tuple[tuple[str, ...], ...] = (
+    # 1 nouns
+    ("workload", "ask", "sample", "figures", "result", "llamabench", "trace"),
+    # 2 decisions
+    ("intervals", "compare", "flags", "traffic", "text"),
+    # 3 effects
+    ("exchange", "target", "prompts", "gauges", "load", "tap"),
+    # 4 all of it, and how it is shown
+    ("run", "show", "page"),
+)
+BENCH = ROOT / "bench"
+BENCH_ORDER = [name for rank in BENCH_RANKS for name in rank]
+BENCH_TESTED_IN = {"ask": "test_asks", "sample": "test_result", "run": "test_bench"}
+
+
+def test_bench_lies_in_ranks_too() -> None:
+    """Each module imports only what stands before it; ranks 1 and 2 are pure, but for a noun's own file."""
+    assert {path.stem for path in BENCH.glob("*.py")} - {"__init__"} == set(BENCH_ORDER)
+    wrong = []
+    for number, rank in enumerate(BENCH_RANKS, 1):
+        for name in rank:
+            tree = ast.parse((BENCH / f"{name}.py").read_text())
+            for module, line in imports(tree):
+                parts = module.split(".")
+                if parts[0] == "bench" and BENCH_ORDER.index(parts[1]) >= BENCH_ORDER.index(name):
+                    wrong.append(f"bench/{name}.py:{line} imports {module}")
+                if number < 3 and parts[0] in IO_MODULES - {"os", "random"}:
+                    wrong.append(f"bench/{name}.py:{line} imports {module}")
+                if parts[:2] == ["bench", "proof"]:
+                    wrong.append(f"bench/{name}.py:{line} imports {module}")
+            if number < 3:
+                wrong += [
+                    f"bench/{name}.py:{node.lineno} is async" for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)
+                ]
+            own = BENCH_TESTED_IN.get(name, f"test_{name}")
+            assert (ROOT / "tests" / f"{own}.py").is_file(), name
+    assert wrong == []
+
+
+def test_benchs_docstring_tells_the_same_ranks() -> None:
+    _, *parts = re.split(r"^(\d)\. ", bench.__doc__ or "", flags=re.MULTILINE)
+    told = {int(rank): set(re.findall(r"``(\w+)``", text)) for rank, text in zip(parts[::2], parts[1::2], strict=True)}
+    assert told == {number: set(rank) for number, rank in enumerate(BENCH_RANKS, 1)}
 
 
 WALL_CLOCK = {"ledger", "ledgerfile", "control", "connection"}

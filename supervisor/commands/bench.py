@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import secrets
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
-from supervisor import paths, render, rundir
+from supervisor import measuring, paths, render, rundir
 from supervisor.errors import Error, Exit
 from supervisor.order import Order
 from supervisor.running import Running
+from supervisor.value import Duration
 
 if TYPE_CHECKING:
     from bench.ask import Level
-    from bench.result import Result
-    from bench.run import Order as Measurement
-    from bench.target import Target
     from bench.workload import Workload
 
 DEFAULT: Final = "run"
-CTRL_C: Final = 130
+LONGEST_S: Final = 366 * 86_400
 
 
 class _Bench(click.Group):
@@ -69,6 +64,19 @@ def _limits(ctx: click.Context, param: click.Parameter, words: tuple[str, ...]) 
             hint = "--limit ttft=500 --limit tpot=50 --limit e2e=10000"
             raise Error(f"--limit is {word!r}, but should be ttft, tpot or e2e, =, and milliseconds", exit=Exit.USAGE, hint=hint)
         found[f"{parts[1]}_ms"] = float(parts[2])
+    return found
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, text: str) -> int:
+    try:
+        return _span_s(text)
+    except ValueError as exc:
+        raise Error(f"--for is {text!r}, but {exc}", exit=Exit.USAGE, hint="--for 10m") from exc
+
+
+def _span_s(text: str) -> int:
+    found = Duration(1, LONGEST_S).read(text)
+    assert isinstance(found, int)
     return found
 
 
@@ -133,8 +141,8 @@ def run(
 ) -> None:
     """Measure PRESET, or the servers at --url, or all of them in turns.
 
-    Without llmctl running, PRESET is served for as long as it takes. Each level (so many users at once, or so many requests a second) gets a
-    warm-up that counts nowhere and some repetitions with fresh prompts, so that no cache answers for the engine.
+    Without llmctl running, PRESET is served for as long as it takes. Each level (so many users at once, or so many requests a second)
+    gets a warm-up that counts nowhere and some repetitions with fresh prompts, so that no cache answers for the engine.
     """
     from bench import workload
     from bench.run import Order as Measurement
@@ -148,14 +156,18 @@ def run(
     if rates and concurrency:
         raise click.UsageError("--rate and --concurrency are two ways to ask: one of them")
     levels = _levels(chosen, rates, arrivals)
-    order = None
-    if name is not None:
-        order = Order(name, options["context"], options["mode"], options["overrides"], options["model"])
-    elif any(options[each] for each in ("context", "mode", "overrides", "model")):
-        raise click.UsageError("--context, --mode, --set and --model are for a PRESET")
-    with _subjects(order, urls, _key(key_env)) as targets:
+    with measuring.subjects(_order(name, options), urls, _key(key_env)) as targets:
         measured = Measurement(chosen, targets, levels, seed, secrets.token_hex(4), timeout_s)
-        _measure(measured, out, as_json=as_json)
+        measuring.measure(measured, out, as_json=as_json)
+
+
+def _order(name: str | None, options: Mapping[str, Any]) -> Order | None:
+    """The preset that is to be measured, if one is."""
+    if name is not None:
+        return Order(name, options["context"], options["mode"], options["overrides"], options["model"])
+    if any(options[each] for each in ("context", "mode", "overrides", "model")):
+        raise click.UsageError("--context, --mode, --set and --model are for a PRESET")
+    return None
 
 
 def _levels(chosen: Workload, rates: tuple[str, ...] | None, arrivals: Any) -> tuple[Level, ...]:  # noqa: ANN401
@@ -177,113 +189,118 @@ def _key(key_env: str | None) -> str:
     return key
 
 
-@contextlib.contextmanager
-def _subjects(order: Order | None, urls: tuple[str, ...], key: str) -> Iterator[tuple[Target, ...]]:
-    """Those that are to be measured, served for as long as the block runs where nobody serves them yet."""
+@command.command("record")
+@click.option("--since", default="1h", show_default=True, metavar="1h|TIME", help="So long ago, or a time like 2026-01-31T20:00.")
+@click.option("--until", metavar="TIME", help="Until then.  [default: now]")
+@click.option("--preset", default="", metavar="NAME", help="Of one preset only.")
+@click.option("--texts", is_flag=True, help="From now on, and what was asked, too: prompts will be in the file.")
+@click.option(
+    "--for", "for_s", default="10m", show_default=True, callback=_seconds, metavar="10m", help="How long, with --texts."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="The trace's file.  [default: in the data folder]")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def record(since: str, until: str | None, preset: str, texts: bool, for_s: int, out: Path | None, as_json: bool) -> None:
+    """Keep the shape of real traffic: when requests came, how long they and their answers were, and what they had in common.
+
+    It comes out of the ledger and has nobody's words, unless --texts asks for them: then llmctl is listened to for a while, and the file
+    is its owner's alone.
+    """
     import asyncio
 
-    from bench import target
+    from bench import tap, trace
 
     home = paths.home()
-    with contextlib.ExitStack() as stack:
-        wanted = [(*_place(url), key, False) for url in urls]
-        if order is not None:
-            wanted.insert(0, (stack.enter_context(_served(home, order)), order.name, "", True))
-        elif not wanted:
-            running = Running.of(home)  # says what to try where nothing runs
-            wanted.insert(0, (running.instance.address, "", "", True))
+    if texts:
+        if until is not None or click.get_current_context().get_parameter_source("since") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--since and --until are of the past, and --texts is kept from now on")
+        running = Running.of(home)
         with render.progress() as progress:
-
-            async def find() -> list[Target]:
-                return [
-                    await target.find(url, model=model, key=of, home=home if ours else None, progress=progress)
-                    for url, model, of, ours in wanted
-                ]
-
-            found = asyncio.run(find())
-        yield _named(found)
-
-
-def _place(url: str) -> tuple[str, str]:
-    """``http://host:port#model``."""
-    place, _, model = url.partition("#")
-    return place, model
-
-
-def _named(found: list[Target]) -> tuple[Target, ...]:
-    """Each with a name of its own."""
-    import dataclasses
-
-    names: list[str] = []
-    for each in found:
-        count = sum(name.partition(" (")[0] == each.name for name in names)
-        names.append(f"{each.name} ({count + 1})" if count else each.name)
-    return tuple(dataclasses.replace(each, name=name) for each, name in zip(found, names, strict=True))
-
-
-@contextlib.contextmanager
-def _served(home: paths.Home, order: Order) -> Iterator[str]:
-    """The address at which a preset is served while the block runs: that of the llmctl that runs, or of one that is started for it."""
-    running = rundir.read(home.run)
-    if running is not None:
-        if order.words() != [order.name]:
-            raise Error(
-                f"llmctl runs already (pid {running.process.pid}), and {order.name} is to be measured in another way than it serves",
-                exit=Exit.BUSY,
-                hint="llmctl down",
-            )
-        _ = order.preset  # says which there are
-        yield running.address
-        return
-    llmctl = [sys.executable, "-m", "supervisor"]
-    started = subprocess.run(
-        [*llmctl, "up", *order.words(), "--port", "0", "--detach", "--json"], stdout=subprocess.PIPE, check=False
-    )
-    if started.returncode:
-        raise click.exceptions.Exit(started.returncode)  # it has said why
-    try:
-        yield json.loads(started.stdout)["address"]
-    finally:
-        subprocess.run([*llmctl, "down", "--now"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-
-
-def _measure(order: Measurement, out: Path | None, *, as_json: bool) -> Result:
-    """Measure, keep, show. Ctrl-C keeps what was measured whole."""
-    import uvloop
-
-    from bench import page, result, show, workload
-    from bench.run import Run
-
-    names = " and ".join(target.name for target in order.targets)
-    render.say(f"{names} by {workload.told(order.workload)}; {order.requests()} requests")
-    stopped = False
-    with render.progress() as progress:
-        measuring = Run(order, progress=progress, say=render.say)
-        try:
-            uvloop.run(measuring.measure())
-        except KeyboardInterrupt:
-            stopped = True
-    found, samples = measuring.result(), measuring.samples
-    if not samples:
-        raise click.exceptions.Exit(CTRL_C)
-    path = out or _path(order, found)
-    result.write(found, samples, path)
-    html = path.with_suffix(".html")
-    html.write_text(page.render(found, samples), encoding="utf-8")
-    if as_json:
-        render.as_json({"file": str(path), **found.as_dict()})
+            heard = asyncio.run(tap.listen(running.instance, for_s, progress))
+            found = tap.trace(home.ledger, heard, preset=preset, wait_s=60.0, progress=progress)
+        if heard.dropped:
+            render.say(f"{heard.dropped} requests came faster than they could be kept, and are missing")
     else:
-        show.result(found, path)
-    if stopped:
-        render.say("it was ended before its end: what is here was measured whole")
-        raise click.exceptions.Exit(CTRL_C)
-    return found
+        ends_at = _time("until", until) if until is not None else datetime.now().timestamp()
+        begins_at = _time("since", since)
+        if begins_at >= ends_at:
+            raise Error(
+                f"--since {since} is later than --until {until}",
+                exit=Exit.USAGE,
+                hint="llmctl bench record --since 2h --until 1h",
+            )
+        found = tap.recorded(home.ledger, begins_at, ends_at, preset)
+    if left_out := found.told_left_out():
+        render.say(left_out)
+    if not found.requests:
+        raise Error("nothing was answered in that time", exit=Exit.USAGE, hint="llmctl bench record --since 1d")
+    path = out or home.bench / f"{datetime.now():%Y-%m-%dT%H-%M-%S}.trace.jsonl"
+    trace.write(found, path)
+    if as_json:
+        told = {"requests": len(found.requests), "window_s": found.window_s, "texts": found.texts, "presets": list(found.presets)}
+        render.as_json({"file": str(path), **told, "left_out": dict(found.left_out)})
+        return
+    render.out(f"{path}: {found.told()}" + (", with what was asked" if found.texts else ""))
+    render.say(f"next: llmctl bench replay {path}")
 
 
-def _path(order: Measurement, found: Result) -> Path:
-    stamp = f"{datetime.fromtimestamp(found.manifest.created_at):%Y-%m-%dT%H-%M-%S}"
-    plain = re.sub(r"[^\w.-]+", "-", f"{stamp}-{order.targets[0].name}-{order.workload.name}")
-    return paths.home().bench / f"{plain}.json"
+def _time(option: str, text: str) -> float:
+    """Seconds since 1970, of a time or of so long ago."""
+    ago = re.fullmatch(r"[1-9][0-9]{0,5}[smhd]", text)
+    try:
+        return datetime.now().timestamp() - _span_s(text) if ago else datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError) as exc:
+        what = f"--{option} is {text!r}, but should be a time, or so long ago"
+        raise Error(what, exit=Exit.USAGE, hint=f"--{option} 1h, or --{option} {datetime.now():%Y-%m-%dT%H:%M}") from exc
+
+
+@command.command("replay")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("name", metavar="[PRESET]", required=False)
+@click.option("--url", "urls", multiple=True, metavar="URL", help="Any OpenAI server, http://HOST:PORT#MODEL; may be repeated.")
+@click.option("--key-env", metavar="NAME", help="The environment variable that holds the API key of those servers.")
+@click.option("--speed", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, help="So many times as fast.")
+@click.option("--repetitions", type=click.IntRange(1, 1000), default=1, show_default=True, help="With other words each time.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for one request."
+)
+@click.option("--context", metavar="short|medium|long|N", help="As in `llmctl up`, whose options these four are.")
+@click.option("--mode", metavar="NAME")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE")
+@click.option("--model", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="The result's file.  [default: in the data folder]")
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
+def replay(
+    file: Path,
+    name: str | None,
+    urls: tuple[str, ...],
+    key_env: str | None,
+    speed: float,
+    repetitions: int,
+    timeout_s: float,
+    out: Path | None,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401
+) -> None:
+    """Ask again what FILE recorded, when it was asked, with prompts as long that have as much in common.
+
+    Each request goes to the preset that it was for, or all of them to PRESET or to --url. Mooncake's traces are read, too.
+    """
+    from bench import trace
+    from bench.ask import Level
+    from bench.run import Order as Measurement
+
+    found = trace.read(file)
+    if name is None and not urls and rundir.read(paths.home().run) is None and len(found.presets) == 1:
+        (name,) = found.presets
+    if name is not None or urls:
+        found = found.all_for("")
+    with measuring.subjects(_order(name, options), urls, _key(key_env)) as targets:
+        order = Measurement(
+            *(found.workload(file.stem, repetitions), targets, (Level(name="replay"),), 0, secrets.token_hex(4), timeout_s),
+            replayed=found,
+            speed=speed,
+        )
+        measuring.measure(order, out, as_json=as_json)
 
 
 @command.command("workloads")
