@@ -8,6 +8,8 @@ Bytes become tokens by what the server told. What it found in its cache is exact
 less, the cache had lost it, and the bytes are translated: the parent's prompt has so many tokens for so many bytes, the template's head
 left aside, which is what a prompt that begins like none finds in the cache. Only prompts are compared; where the parent's is all in a later
 one and more is found than that, the rest is of the parent's answer, which a dialogue carries on.
+
+Of several choices (``n``) the ledger has the sums alone: such a request counts as one prompt and one answer, as long as all of them.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from supervisor.routes import ROUTES
 
 NEAR: Final = 0.9
 """Of what was to be found: if the cache had so much, that is how much there was."""
+NEARLY: Final = 0.8
+"""Of what bytes alone let expect: turns have tokens of the template's between them."""
 ANSWERED: Final = frozenset(("ok", "cancelled", "truncated", "interrupted"))
 """Statuses of requests that an engine worked at."""
 _NAMES: Final = tuple(columns(Record))
@@ -143,6 +147,11 @@ class _Scale:
         return round(self.head + self.a_byte * each.prompt_chars) if each.prompt_chars and self.a_byte else 0
 
 
+def _part(chars: int, tokens: int, of_chars: int | None, head: int) -> int:
+    """Tokens of so many bytes of a prompt; all of it where nobody knows how long it is."""
+    return round(head + (tokens - head) * min(1.0, chars / of_chars)) if of_chars and tokens > head else tokens
+
+
 class _Found(NamedTuple):
     """The likest of earlier requests."""
 
@@ -200,13 +209,14 @@ def _link(each: Record, parent: Record, parent_tokens: int, found: _Found, scale
     if each.dropped_turns or parent.dropped_turns:  # what was compared isn't what the engine had
         return _Link(min(cached, parent_tokens, own))
     whole = found.chars == parent.prompt_chars
-    head = min(scale.head, parent_tokens)
-    share = found.chars / parent.prompt_chars if parent.prompt_chars else 0.0
-    shared = min(own, parent_tokens, parent_tokens if whole else round(head + (parent_tokens - head) * share))
+    head = cached if 0 < cached < scale.head else scale.head  # it has the template's head if so much was found at all
+    within = [(parent_tokens, parent.prompt_chars), (own, each.prompt_chars)]
+    shared = min(own, parent_tokens, *(_part(found.chars, tokens, chars, head) for tokens, chars in within if not whole))
     if cached == own - 1 and shared >= cached:  # one token is always computed (tools/server/server-context.cpp:3384)
         return _Link(shared)
     if not whole or own <= parent_tokens:
-        return _Link(min(cached, parent_tokens, own) if cached >= NEAR * shared else shared)
+        near = NEAR if whole else NEARLY
+        return _Link(min(cached, parent_tokens, own) if cached >= near * shared else shared)
     # An answer can only be in what was asked after it. Its last token is never in the cache: it is made, and not looked at any more.
     made = max(0, (parent.completion_tokens or 0) - 1)
     carries = parent.closed_at is not None and parent.closed_at <= each.opened_at

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import uvloop
 
-from bench import compare, intervals, target, workload
+from bench import compare, target, workload
 from bench.ask import Ask, Level
 from bench.compare import Comparison
 from bench.load import Answers, Writing
@@ -45,6 +45,7 @@ from tests.fakes import gguf
 NAME: Final = "tiny"
 TIES: Final = 0.95
 SLOWER: Final = 1.1
+TELL: Final = 0.1
 PACE_S: Final = 0.005
 MOODS: Final = 0.06
 """Spread of one repetition: what this project's own machine does to itself on a bad day."""
@@ -158,9 +159,8 @@ def slower(result: Result, one: Target, other: Target, trials: int) -> None:
     with render.progress() as progress:
         for trial in range(trials):
             pilot = moody(one, other, pace_s, draw, PILOT)
-            needs = [intervals.needed(row.interval, SLOWER - 1) for row in pilot.rows if row.interval is not None]
             soon += pilot.worse
-            count = max(each for each in needs if each is not None)
+            count = max((needs or 0 for row in pilot.rows for needs in row.to_tell.values()), default=PILOT)
             announced.append(count)
             again = moody(one, other, pace_s, draw, count)
             found += all(row.verdict == "worse" for row in again.rows)
@@ -180,7 +180,9 @@ def slower(result: Result, one: Target, other: Target, trials: int) -> None:
 def moody(one: Target, other: Target, pace_s: Mapping[str, float], draw: random.Random, repetitions: int) -> Comparison:
     """Both in turns."""
     work = replace(SHORT, repetitions=repetitions, requests=1)
-    return compare.within(uvloop.run(run(Moody(order(work, Level(users=2), one, other), pace_s, draw))), "run")[0]
+    found = uvloop.run(run(Moody(order(work, Level(users=2), one, other), pace_s, draw)))
+    (told,) = compare.within(found, "run", tell=TELL)
+    return replace(told, rows=tuple(replace(row, to_tell={TELL: row.to_tell[TELL]} if row.to_tell else {}) for row in told.rows))
 
 
 def cost(result: Result, subject: Target) -> None:
