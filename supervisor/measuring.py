@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ def subjects(order: Order | None, urls: tuple[str, ...], key: str) -> Iterator[t
 
     home = paths.home()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_interruptible())
         wanted = [(*_place(url), key, False) for url in urls]
         if order is not None:
             wanted.insert(0, (stack.enter_context(_served(home, order)), order.name, "", True))
@@ -52,6 +54,22 @@ def subjects(order: Order | None, urls: tuple[str, ...], key: str) -> Iterator[t
 
             found = asyncio.run(find())
         yield _named(found)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Whatever asks for an end is Ctrl-C while the block runs, also where whoever started us ignores that: what was begun is ended."""
+
+    def end(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: end, signal.SIGHUP: end}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _place(url: str) -> tuple[str, str]:
