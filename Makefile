@@ -4,7 +4,8 @@ PRESET ?= tiny
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help run engine test test-all check check-static chaos fix bench-door bench-leaving bench-memory bench-metering bench-proxy
+.PHONY: help run engine test test-all check check-static chaos fix bench-agree bench-door bench-leaving bench-memory bench-metering
+.PHONY: bench-proxy bench-replay bench-trust
 
 help:
 	@echo 'make run [PRESET=tiny]  build the engine once, fetch the model, serve, print the address'
@@ -14,11 +15,14 @@ help:
 	@echo 'make fix                mend format and lint'
 	@echo 'make engine             build llama.cpp for this machine'
 	@echo 'make chaos              kill, stop, starve and fill everything, and see that every request has one outcome'
+	@echo 'make bench-agree        llmctl bench beside AIPerf, which it fetches into an environment of its own'
 	@echo 'make bench-door         swaps, queues, slots and records: what is promised beside what is seen'
 	@echo 'make bench-leaving      how soon the engine is free of a client that left'
 	@echo 'make bench-memory       planned against allocated memory: 64 runs of the engine on models without weights, half an hour'
 	@echo 'make bench-metering     records against requests, sums against the engine, kills, a full disk, the cost of it all'
 	@echo 'make bench-proxy        CPU per streamed chunk and first byte, beside nginx where it is installed'
+	@echo 'make bench-replay       a recorded hour, replayed: arrivals, and what is found in the cache'
+	@echo 'make bench-trust        whether llmctl bench and compare can be trusted: A beside A, and a tenth slower'
 
 run: $(VENV)/run engine
 	@$(BIN)/llmctl up $(PRESET)
@@ -49,6 +53,15 @@ fix: $(VENV)/dev
 
 chaos: $(VENV)/dev engine
 	$(BIN)/python -m bench.proof.chaos
+
+bench-agree: $(VENV)/dev engine
+	$(BIN)/python -m bench.proof.agree
+
+bench-replay: $(VENV)/dev engine
+	$(BIN)/python -m bench.proof.replay
+
+bench-trust: $(VENV)/dev engine
+	$(BIN)/python -m bench.proof.trust
 
 bench-door: $(VENV)/dev engine
 	$(BIN)/python -m bench.proof.door

@@ -11,8 +11,9 @@ before it in its own (``tests/test_ranks.py``):
    What is kept: ``config`` (the user's settings), ``record`` (of one request).
    A model file: ``ggml`` (tensor types), ``cursor`` (bounded reading), ``gguf`` (the header), ``architecture`` (its shape)
 2. decisions, pure, no I/O, time is an argument.
-   What fits: ``layout`` (ggml's allocator), ``graph`` (a model's compute graph), ``estimate`` (bytes a term), ``allocation`` (what the
-   engine says it took), ``budget``, ``derive`` (numbers nobody wrote down), ``plan``, ``argv`` (the flags), ``warmup``.
+   What fits: ``layout`` (ggml's allocator), ``graph`` (a model's compute graph), ``estimate`` (bytes a term), ``step`` (what a decode
+   step reads), ``allocation`` (what the engine says it took), ``budget``, ``derive`` (numbers nobody wrote down), ``plan``, ``argv``
+   (the flags), ``warmup``.
    What lives: ``lifecycle`` (states, restarts), ``causes`` (why a child ended) with its table, ``symptoms``, ``stepdown`` (what to give up
    then), ``progress`` (whether it hangs), ``suspects`` (requests that end it).
    Who runs and who waits: ``admission`` (one child's queue), ``placement`` (what gives way).
@@ -21,11 +22,12 @@ before it in its own (``tests/test_ranks.py``):
    a streamed one) with ``choices``, ``messages``, ``responses``, ``native`` (each API's); ``openapi`` (our own routes).
    What comes of it: ``energy`` (whose it was), ``likeness`` (where prompts part), ``why`` (one record in words), ``speculation`` (whether
    guessing pays), ``row`` (a record in the making), ``glance`` (two looks at a running llmctl, and the rates between them)
-3. effects, one outside thing each: ``pip``, ``source``, ``toolkit``, ``toolchain``, ``launcher``, ``build``, ``kept`` (small files that
-   save work), ``hub`` (model repositories), ``store`` (model files), ``headers``, ``measured`` (what earlier starts took),
-   ``conceded`` (what was given up), ``phantom`` (a model file without weights), ``child`` and its ``logfile``, ``scene`` (what the machine
-   says of its end), ``vram`` (the card's memory by process), ``power`` (what it takes), ``trial`` (planned against real memory), ``pack``
-   (the bundle), ``upstream``, ``rundir``, ``running`` (the llmctl that runs now, for a command).
+3. effects, one outside thing each: ``pip``, ``source``, ``toolkit``, ``toolchain``, ``launcher``, ``build``, ``kept`` (small files
+   that save work), ``hub`` (model repositories), ``store`` (model files), ``headers``, ``measured`` (what earlier starts took),
+   ``conceded`` (what was given up), ``phantom`` (a model file without weights), ``child`` and its ``logfile``, ``scene`` (what the
+   machine says of its end), ``vram`` (the card's memory by process), ``power`` (what it takes), ``trial`` (planned against real
+   memory), ``speed`` (its prefill and decode), ``pack`` (the bundle), ``upstream``, ``rundir``, ``running`` (the llmctl that runs
+   now, for a command).
    The books: ``schema`` (their tables), ``ledgerfile`` and ``ledger`` (who writes), ``accounts`` (who reads), ``metrics`` (Prometheus),
    ``logs``
 4. wiring: ``connection`` (one client), ``line`` (who waits for a child), ``order`` (what a command line asks for), ``catalog`` (what a

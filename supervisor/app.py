@@ -33,6 +33,7 @@ def make(proxy: Proxy, control: Control, turn_away: TurnAway) -> ASGIApp:
         "/llmctl/status": ("GET", control.status),
         "/llmctl/top": ("GET", control.top),
         "/llmctl/events": ("GET", control.events),
+        "/llmctl/texts": ("GET", control.texts),
         "/llmctl/openapi.json": ("GET", control.openapi),
         "/llmctl/switch": ("POST", control.switch),
         "/llmctl/unload": ("POST", control.unload),

@@ -28,6 +28,8 @@ COMMANDS: Final = (
     "logs",
     "usage",
     "why",
+    "bench",
+    "compare",
     "presets",
     "show",
     "plan",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import json
 import os
 import time
-from collections.abc import AsyncIterator
-from typing import Any, Final
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -21,10 +23,13 @@ from supervisor.lifecycle import State
 from supervisor.metrics import Live, Metrics
 from supervisor.preset import Preset
 from supervisor.proxy import Proxy
-from supervisor.units import KIB
+from supervisor.row import Row
+from supervisor.units import KIB, MIB
 
 EVENTS_KEPT: Final = 256
 """For a reader of events that doesn't keep up; then the oldest are left out."""
+TEXTS_KEPT_BYTES: Final = 64 * MIB
+"""Of bodies, for one who listens and doesn't keep up; then the newest are left out, and how many is told."""
 BEAT_S: Final = 15.0
 """A comment as often as this while nothing happens, so that a reader's leaving is noticed."""
 BODY_LIMIT: Final = 4 * KIB
@@ -52,8 +57,8 @@ class Control:
         self._address = address
         self._token = token
         self._since = int(time.time())
-        self._readers: set[asyncio.Queue[dict[str, Any] | None]] = set()
-        """Of events."""
+        self._enders: set[Callable[[], None]] = set()
+        """What ends each stream of events and of texts."""
 
     async def health(self, _: Request) -> Response:
         """200 when what ``up`` was given can answer or be started, else 503 and the states."""
@@ -164,8 +169,9 @@ class Control:
             _put(waiting, said)
 
         async def stream() -> AsyncIterator[bytes]:
+            end = functools.partial(_put, waiting, None)
             self._arbiter.listeners.add(take)
-            self._readers.add(waiting)
+            self._enders.add(end)
             try:
                 for ward in self._arbiter.wards.values():
                     take(ward.said())
@@ -181,17 +187,35 @@ class Control:
                         yield sse.event(said)
             finally:
                 self._arbiter.listeners.discard(take)
-                self._readers.discard(waiting)
+                self._enders.discard(end)
 
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        if request.method == "HEAD":
-            return Response(media_type="text/event-stream", headers=headers)  # else it would end with the client only
-        return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
+        return _streamed(request, stream)
+
+    async def texts(self, request: Request) -> Response:
+        """Each request that is admitted from now on, with its body, as server-sent events: ``llmctl bench record --texts`` listens.
+
+        The bodies are in memory until they are read, and nowhere else. Headers, and the keys in them, are in none.
+        """
+        self._let_in(request)
+
+        async def stream() -> AsyncIterator[bytes]:
+            heard = _Texts()
+            self._proxy.hearers.add(heard.take)
+            self._enders.add(heard.end)
+            try:
+                yield sse.comment("listening")  # what is sent from here on is told
+                while (said := await heard.next()) is not None:
+                    yield said
+            finally:
+                self._proxy.hearers.discard(heard.take)
+                self._enders.discard(heard.end)
+
+        return _streamed(request, stream)
 
     def end_events(self) -> None:
         """As llmctl stops: who reads events has read them all, and isn't waited for."""
-        for waiting in self._readers:
-            _put(waiting, None)
+        for end in tuple(self._enders):
+            end()
 
     async def switch(self, request: Request) -> Response:
         """Have this preset up in the place of those that were ordered before: 202, and events say how it goes."""
@@ -255,6 +279,75 @@ class Control:
                 status=401,
                 code="invalid_api_key",
             )
+
+
+class _Text(NamedTuple):
+    """A request that was admitted."""
+
+    id: str
+    path: str
+    at_s: float
+    body: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """That it takes of the memory, about."""
+        return len(self.body) + KIB
+
+    def event(self) -> bytes:
+        """For who listens; what was admitted is JSON. Parsing it takes as long as it is, so it is done on a thread."""
+        said = {"id": self.id, "path": self.path, "at_s": self.at_s, "body": json.loads(self.body)}
+        return b"data: " + json.dumps(said).encode() + b"\n\n"  # in ASCII: some clients take U+2028 for the end of a line
+
+
+class _Texts:
+    """What one who listens has not read yet."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Text] = deque()
+        self._bytes = self._dropped = 0
+        self._ended = False
+        self._news = asyncio.Event()
+
+    def take(self, row: Row, body: bytes) -> None:
+        """One more, if there is room."""
+        text = _Text(row.id, row.route, row.opened_at, body)
+        if self._bytes + text.size_bytes > TEXTS_KEPT_BYTES:
+            self._dropped += 1
+        else:
+            self._bytes += text.size_bytes
+            self._waiting.append(text)
+        self._news.set()
+
+    def end(self) -> None:
+        """No more come."""
+        self._ended = True
+        self._news.set()
+
+    async def next(self) -> bytes | None:
+        """What to send next: a request, how many were left out, or a comment while nothing comes; None at the end."""
+        if not (self._waiting or self._dropped or self._ended):
+            self._news.clear()
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    await self._news.wait()
+            except TimeoutError:
+                return sse.comment()
+        if self._waiting:
+            text = self._waiting.popleft()
+            self._bytes -= text.size_bytes
+            return await asyncio.to_thread(text.event)
+        if self._dropped:
+            count, self._dropped = self._dropped, 0
+            return sse.event({"dropped": count})
+        return None
+
+
+def _streamed(request: Request, stream: Callable[[], AsyncIterator[bytes]]) -> Response:
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    if request.method == "HEAD":
+        return Response(media_type="text/event-stream", headers=headers)  # else it would end with the client only
+    return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
 
 
 def _put(waiting: asyncio.Queue[dict[str, Any] | None], said: dict[str, Any] | None) -> None:

@@ -85,7 +85,33 @@ def states() -> str:
     return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> STOPPED", *edges, "```"])
 
 
+def figures() -> str:
+    """What ``llmctl bench`` reckons."""
+    from bench import figures
+
+    rows = ["| figure | in the files | unit | |", "|---|---|---|---|"]
+    rows += [f"| {each.name} | `{each.tag}` | {each.unit} | {each.formula} |" for each in figures.FIGURES]
+    return "\n".join(rows)
+
+
+def workloads() -> str:
+    """What it asks for, and what a file of one's own may say."""
+    from bench import workload
+
+    rows = ["| workload | for | prompt | shared | answer | users |", "|---|---|---|---|---|---|"]
+    for each in map(workload.load, workload.names()):
+        cells = (f"`{each.name}`", each.about, each.prompt, each.shared or "", each.answer, ", ".join(each.concurrency))
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    rows += ["", "| in a workload's file | takes | |", "|---|---|---|"]
+    for name, option in workload.options().items():
+        about = option.metadata
+        takes = f"{about['kind'].told} {about['unit']}".strip()
+        rows.append(f"| `{name}` | {takes} | {about['help']} |")
+    return "\n".join(rows)
+
+
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
+    "figures": figures,
     "memory": memory,
     "metrics": metric_names,
     "options": options,
@@ -93,6 +119,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "records": records,
     "settings": settings,
     "states": states,
+    "workloads": workloads,
 }
 """Each stands between ``<!-- name -->`` and ``<!-- /name -->``."""
 

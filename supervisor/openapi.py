@@ -222,6 +222,11 @@ def describe(address: str) -> dict[str, Any]:
                 {"200": _answer("one JSON object an event", _TEXT, "text/event-stream"), **_UNAUTHORISED},
                 security=_ADMIN,
             ),
+            "/llmctl/texts": _get(
+                "Each request that is admitted from now on, with its body, as they come; kept nowhere",
+                {"200": _answer("one JSON object an event", _TEXT, "text/event-stream"), **_UNAUTHORISED},
+                security=_ADMIN,
+            ),
             "/llmctl/switch": _post("Have a preset up in the place of those that were ordered before"),
             "/llmctl/unload": _post("Stop a preset's child when its requests have ended"),
             "/llmctl/restart": _post("Start a preset's child anew when its requests have ended, or those of all", of_all=True),

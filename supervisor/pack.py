@@ -1,11 +1,11 @@
-"""The offline bundle: one folder that builds an engine and measures its memory on a box that has a card and no network.
+"""The offline bundle: one folder that builds an engine and measures its memory and speed on a box that has a card and no network.
 
 It holds everything such a box lacks, and nothing more, since it travels by hand and has to stay under :data:`LIMIT_BYTES`:
 
 - ``source.tar.xz``: llama.cpp's tree without what the recipe never compiles (:data:`LEFT_OUT`, the backends of other machines);
 - ``wheels/``: llmctl's own wheel, made here out of the running package, and the wheels of what it needs, in the versions that run here;
 - ``tools.tar.xz``: cmake and ninja out of their wheels, without manual and menus, laid out as ``toolchain.find_tool`` looks for them;
-- ``run.sh``, ``measure.py``, ``README.txt``: ``build/pack``, as it is shipped;
+- ``run.sh``, ``measure.py`` and what it imports, ``README.txt``: ``build/pack``, as it is shipped;
 - ``manifest.json``: the pin, the versions, and the sha256 of every other file, which ``measure.py`` compares before it believes one.
 
 Nothing of llmctl's data has to be packed apart: presets, recipe and pin lie inside its wheel. The models are phantoms that the box writes
@@ -240,17 +240,22 @@ def _pack_tools(tools: Mapping[str, Tool], scratch: Path, into: Path, progress: 
 
 
 def _package_files() -> dict[str, Path]:
+    """What the wheel holds, as ``pyproject.toml`` says it: two packages, and beside one's code what a checkout has at its top level."""
     package = Path(__file__).parent
-    found = {
-        f"supervisor/{path.relative_to(package).as_posix()}": path
-        for path in sorted(package.rglob("*.py"))
-        if path.relative_to(package).parts[0] != "data"
-    }
+    found = _files(package, "supervisor", "data") | _files(package.parent / "bench", "bench", "proof")
     for name in ("presets", "build"):
-        data = paths.data_folder(name)
-        files = sorted(path for path in data.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-        found |= {f"supervisor/data/{name}/{path.relative_to(data).as_posix()}": path for path in files}
+        found |= _files(paths.data_folder(name), f"supervisor/data/{name}")
     return found
+
+
+def _files(folder: Path, named: str, but: str = "") -> dict[str, Path]:
+    """All files of a folder but those of one below it, and but what Python writes there, by their names in the wheel."""
+    found = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        f"{named}/{name.as_posix()}": path
+        for name, path in found.items()
+        if name.parts[0] != but and "__pycache__" not in name.parts
+    }
 
 
 def _record_digest(data: bytes) -> str:

@@ -74,6 +74,8 @@ class Proxy:
         """``spent`` is told the joules that cards took for requests, and idle."""
         self.in_work: dict[str, Reply] = {}
         """Requests for a preset that have no end yet, by their ids."""
+        self.hearers: set[Callable[[Row, bytes], None]] = set()
+        """Are told each request that is admitted, with its body, while somebody asked for texts; mostly there is none."""
         self.power = Power(arbiter.cards, self._credit, self._made)
         self._arbiter = arbiter
         self._ledger = ledger
@@ -100,6 +102,8 @@ class Proxy:
             row.preset, row.stream = ward.name, ask.streams
             logs.preset.set(ward.name)
             party, row.batch = _rank(scope, client, ask)
+            if self.hearers:
+                self._tell(row, body)
             ticket = Ticket(ask.cost if route.decodes else 0, party, row.batch)
             answer = reply.choose(route, ask, body)(client, send, row, route, sequences=ask.cost)
             answer.model = ward.name
@@ -118,6 +122,10 @@ class Proxy:
             self.in_work.pop(row.id, None)
             known = body if len(body) <= likeness.LIMIT else b""  # a larger one isn't looked at, and would wait for the disk
             self._ledger.close(row, functools.partial(self._measure, row, answer, known))
+
+    def _tell(self, row: Row, body: bytes) -> None:
+        for hear in tuple(self.hearers):
+            hear(row, body)
 
     def _made(self) -> dict[str, int]:
         """Tokens that those in work have made so far."""

@@ -1,9 +1,10 @@
 """A trial: one llama-server started to see what it takes, beside what was planned for it.
 
-A start is the engine's own process with the flags that llmctl gives it, on a socket in a folder of its own. Its log says what it asked
-for, by buffer; the driver says what the process holds on the card, which is more (the CUDA context, cuBLAS, pools that grow); ``/proc``
-says what it holds in RAM. All are read after a first answer, because what is taken lazily is taken then (llama.cpp#23903), and before it
-is stopped. A start that fails raises, with the engine's own words.
+A start (:func:`started`, which ``speed`` uses too) is the engine's own process with the flags that llmctl gives it, on a socket in a
+folder of its own, asked what a warm-up asks. Its log says what it asked for, by buffer; the driver says what the process holds on the
+card, which is more (the CUDA context, cuBLAS, pools that grow); ``/proc`` says what it holds in RAM. All are read after a first answer,
+because what is taken lazily is taken then (llama.cpp#23903), and before it is stopped. A start that fails raises, with the engine's own
+words.
 
 Models are phantoms: a header is all that a trial needs.
 """
@@ -15,7 +16,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -50,6 +51,7 @@ HEADERS: Final = {
     ("4B", True): "qwen3.5-4b-q4_k_m.mtp.json",
     ("9B", False): "qwen3.5-9b-q4_k_m.json",
     ("9B", True): "qwen3.5-9b-q4_k_m.mtp.json",
+    ("135M", False): "smollm2-135m-instruct.q4_1.json",
 }
 """Model and whether it has an MTP head → its condensed header in ``presets/headers``."""
 
@@ -59,7 +61,7 @@ class Case:
     """What is started: a model and the options that decide about memory."""
 
     model: str
-    """A word for the file, ``4B`` or ``9B``; two cases of one word and one ``mtp`` are of one file."""
+    """A word for the file, ``4B``, ``9B`` or ``135M``; two cases of one word and one ``mtp`` are of one file."""
     mtp: bool
     context: int
     """Tokens, of all slots together."""
@@ -71,9 +73,14 @@ class Case:
     ubatch: int = 512
 
     @property
+    def file(self) -> str:
+        """``4B-MTP``."""
+        return self.model + "-MTP" * self.mtp
+
+    @property
     def name(self) -> str:
         """``4B-MTP 64k f16 np4 unified ub1024``."""
-        words = [self.model + ("-MTP" if self.mtp else ""), f"{self.context // KIB}k", self.kv, f"np{self.slots}"]
+        words = [self.file, f"{self.context // KIB}k", self.kv, f"np{self.slots}"]
         return " ".join(words + ["unified"] * self.unified + [f"ub{self.ubatch}"] * (self.ubatch != 512))
 
 
@@ -158,10 +165,59 @@ def as_preset(model: Path, chosen: Settings, *, device: str, threads: int) -> Pr
     return preset.change(sampling.resolve(preset, ""), "derived")
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An engine that has given its first answer."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    client: httpx2.Client
+    """Of its socket; any number of threads may use it."""
+    ready_s: float
+    """From its start to /health 200."""
+    before_bytes: int | None
+    """In use on all cards before it."""
+
+    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Its JSON answer. Raises Error, exit CHILD, where there is none."""
+        with _child_errors(self.process, self.log):
+            answer = self.client.post(path, json=body).raise_for_status().json()
+        if not isinstance(answer, dict):
+            raise Error(f"llama-server answered {path} with no object", exit=Exit.CHILD, hint="llmctl engine test")
+        return answer
+
+
 def run(server: Path, model: Path, chosen: Settings, *, device: str, threads: int) -> Measured:
     """Start it, warm it up as llmctl does, read what it took, stop it. Raises Error, exit CHILD, where it doesn't come to an answer.
 
     Call it from the main thread: the process dies with the thread that started it. Nothing is left behind, whatever is raised.
+    """
+    with started(server, model, chosen, device=device, threads=threads) as engine:
+        said = allocation.parse(engine.log.read_text(errors="replace"))
+        if said is None:
+            raise Error(f"{server} names no buffer in its log", exit=Exit.CHILD, hint="llmctl build")
+        return Measured(
+            allocation=said,
+            card_bytes=None if device == "none" else _held(engine.process.pid, engine.before_bytes),
+            anonymous_bytes=child.anonymous_bytes(engine.process.pid),
+            ready_s=engine.ready_s,
+        )
+
+
+@contextlib.contextmanager
+def started(
+    server: Path,
+    model: Path,
+    chosen: Settings,
+    *,
+    device: str,
+    threads: int,
+    flags: Sequence[str] = (),
+    timeout_s: float = ANSWER_TIMEOUT_S,
+) -> Iterator[Started]:
+    """An engine with these settings and ``flags`` behind them, warmed up, until the block ends. ``timeout_s`` bounds each answer.
+
+    Raises as :func:`run`, which says too where to call it from.
     """
     preset = as_preset(model, chosen, device=device, threads=threads)
     with tempfile.TemporaryDirectory(prefix="llmctl-") as scratch:
@@ -171,7 +227,7 @@ def run(server: Path, model: Path, chosen: Settings, *, device: str, threads: in
         before_bytes = _cards_used()
         with log.open("wb") as out:
             process = subprocess.Popen(
-                launcher.command(*argv.render(preset, server, model)),
+                launcher.command(*argv.render(preset, server, model), *flags),
                 cwd=folder,
                 env=argv.environment(os.environ, folder, preset),
                 stdin=subprocess.DEVNULL,
@@ -182,19 +238,11 @@ def run(server: Path, model: Path, chosen: Settings, *, device: str, threads: in
             _wait(process, log, began + READY_TIMEOUT_S)
             ready_s = time.monotonic() - began
             transport = httpx2.HTTPTransport(uds=str(folder / argv.SOCKET))
-            client = httpx2.Client(transport=transport, base_url="http://child", timeout=ANSWER_TIMEOUT_S)
-            with client, _child_errors(process, log):
+            with httpx2.Client(transport=transport, base_url="http://child", timeout=timeout_s) as client:
+                engine = Started(process, log, client, ready_s, before_bytes)
                 for question in warmup.questions(preset):
-                    client.post(question.path, json=question.body).raise_for_status()
-            said = allocation.parse(log.read_text(errors="replace"))
-            if said is None:
-                raise Error(f"{server} names no buffer in its log", exit=Exit.CHILD, hint="llmctl build")
-            return Measured(
-                allocation=said,
-                card_bytes=None if device == "none" else _held(process.pid, before_bytes),
-                anonymous_bytes=child.anonymous_bytes(process.pid),
-                ready_s=ready_s,
-            )
+                    engine.ask(question.path, question.body)
+                yield engine
         finally:
             _stop(process)
 
@@ -220,7 +268,7 @@ def _child_errors(process: subprocess.Popen[bytes], log: Path) -> Iterator[None]
             process.wait(2.0)
         if process.poll() is not None:
             raise _ended(process, log) from exc
-        raise Error(f"llama-server gave no first answer: {exc}", exit=Exit.CHILD, hint="llmctl engine test") from exc
+        raise Error(f"llama-server gave no answer: {exc}", exit=Exit.CHILD, hint="llmctl engine test") from exc
 
 
 def _ended(process: subprocess.Popen[bytes], log: Path) -> Error:

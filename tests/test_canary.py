@@ -385,6 +385,19 @@ def test_while_it_is_in_work_nothing_is_kept(served: Client, path: str) -> None:
     assert found_in(served) == []
 
 
+def test_what_is_told_to_who_listens_is_kept_nowhere_and_has_no_key(served: Client) -> None:
+    with served.admin as http, http.stream("GET", "/llmctl/texts") as reply:
+        lines = reply.iter_lines()
+        assert next(lines).startswith(":")
+        path = "/v1/chat/completions"
+        assert send(served, [Sent(path, json.dumps(body(path)).encode())]) == {200}
+        told = next(line for line in lines if line.startswith("data: "))
+        assert PROMPT in told
+        assert KEY not in told
+        assert found_in(served) == []
+    assert found_in(served) == []
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_deaths_and_a_step_down_keep_nothing(fake_box: Boxes, cores: None, form: str) -> None:
     box = fake_box(tokens=4, text=f"says {ANSWER} twice", healthy_requests=1, oom_above_ctx=1024)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import subprocess
@@ -17,6 +19,8 @@ import httpx2
 import jsonschema
 import pytest
 
+from supervisor import control
+from supervisor.row import Row
 from tests import fakes
 from tests.conftest import Box, Client, until
 
@@ -28,6 +32,7 @@ OWN = {
     "/llmctl/status": "GET",
     "/llmctl/top": "GET",
     "/llmctl/events": "GET",
+    "/llmctl/texts": "GET",
     "/llmctl/openapi.json": "GET",
     "/llmctl/switch": "POST",
     "/llmctl/unload": "POST",
@@ -36,6 +41,7 @@ OWN = {
 }
 OF_ALL = ("/llmctl/restart", "/llmctl/drain")
 """Without a preset they are about all."""
+ENDLESS = ("/llmctl/events", "/llmctl/texts")
 ADMIN = [path for path in OWN if path.startswith("/llmctl/")]
 TOO_OLD = {"start_exit": 1, "start_log": "llama_model_load: error loading model: unknown model architecture: 'new'"}
 
@@ -91,7 +97,7 @@ def test_only_who_has_this_starts_token_may_control_it(
 
 @pytest.mark.parametrize("path", OWN)
 def test_head_is_get_without_its_body_and_ends(served: Client, path: str) -> None:
-    """Also that of the events, which never end. The connection is of use afterwards."""
+    """Also that of what never ends. The connection is of use afterwards."""
     with served.admin as http:
         for _ in range(2):
             head = http.head(filled(path))
@@ -101,7 +107,7 @@ def test_head_is_get_without_its_body_and_ends(served: Client, path: str) -> Non
             else:
                 assert head.status_code == 200
         # What moves has another length each time.
-        if OWN[path] == "GET" and path not in ("/llmctl/events", "/llmctl/top", "/metrics"):
+        if OWN[path] == "GET" and path not in (*ENDLESS, "/llmctl/top", "/metrics"):
             assert head.headers["content-length"] == http.get(filled(path)).headers["content-length"]
         assert http.get("/health").status_code == 200
 
@@ -300,6 +306,75 @@ def test_events_begin_with_what_is_and_tell_each_change_and_how_far_a_load_is(fa
     assert (found["other"]["exit"], found["other"]["try"]) == (8, "llmctl build")
 
 
+# What it is asked, for who listens
+
+ODD_TEXT = "a\u2028b\u0085c\r\nd \U0001f426"
+"""What some readers of lines take for their ends."""
+
+
+@contextlib.contextmanager
+def listening(client: Client) -> Iterator[Iterator[dict[str, Any]]]:
+    """What is told from here on."""
+    with client.admin as http, http.stream("GET", "/llmctl/texts") as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        lines = reply.iter_lines()
+        assert next(lines) == ": listening"
+        yield (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
+
+
+def test_who_listens_is_told_each_admitted_request_with_its_body_and_no_header(fake_box: Boxes) -> None:
+    client = fake_box(tokens=2).up()
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": ODD_TEXT}], "max_tokens": 2}
+    text = {"model": "tiny", "prompt": "once", "stream": True}
+    with client.http as http:
+        assert http.post("/v1/chat/completions", json=chat).status_code == 200  # nobody listens yet
+        with listening(client) as told, listening(client) as other:
+            key = {"Authorization": "Bearer sk-secret"}
+            asked = http.post("/v1/chat/completions", json=chat, headers=key)
+            refused = http.post("/v1/chat/completions", json={**chat, "model": "nobody"})
+            broken = http.post("/v1/chat/completions", content=b"{", headers={"Content-Type": "application/json"})
+            assert (asked.status_code, refused.status_code, broken.status_code) == (200, 404, 400)
+            assert http.post("/v1/completions", json=text).status_code == 200
+            first, second = next(told), next(told)
+            assert [next(other), next(other)] == [first, second]
+    rows = {row["id"]: row for row in client.box.closed_records(5)}
+    assert (first["path"], first["body"], second["path"], second["body"]) == (
+        "/v1/chat/completions",
+        chat,
+        "/v1/completions",
+        text,
+    )
+    assert first["id"] == asked.headers["x-request-id"]
+    assert first["at_s"] == rows[first["id"]]["opened_at"]
+    assert first.keys() == {"id", "path", "at_s", "body"}
+
+
+def test_who_listens_hears_the_end_and_keeps_nothing_up(fake_box: Boxes) -> None:
+    client = fake_box(tokens=2).up()
+    with listening(client) as told:
+        assert client.stop() == 0
+        assert list(told) == []
+
+
+def test_what_is_not_read_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so many bytes wait; what came first is told first."""
+
+    async def hear() -> list[dict[str, Any]]:
+        heard = control._Texts()
+        for number in range(5):
+            heard.take(Row(f"req_{number}", 1.5, 0.0, "/v1/completions", "tiny"), b'{"prompt": "%d"}' % number)
+        heard.end()
+        told = []
+        while (said := await heard.next()) is not None:
+            told.append(json.loads(said.removeprefix(b"data: ")))
+        return told
+
+    monkeypatch.setattr(control, "TEXTS_KEPT_BYTES", 3 * 1100)
+    *texts, last = asyncio.run(hear())
+    assert [each["body"]["prompt"] for each in texts] == ["0", "1", "2"]
+    assert last == {"dropped": 2}
+
+
 # The document
 
 
@@ -320,7 +395,7 @@ def test_the_document_is_openapi_3_1_and_names_every_route_of_its_own(document: 
 
 
 def test_schemathesis_finds_nothing(served: Client, tmp_path: Path) -> None:
-    """Every answer to made-up requests has a status, a type and a shape that the document names. The events never end: without them."""
+    """Every answer to made-up requests has a status, a type and a shape that the document names. Without what never ends."""
     token = json.loads((served.box.home.run / "instance.json").read_text())["token"]
     checks = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
     done = subprocess.run(
@@ -330,8 +405,7 @@ def test_schemathesis_finds_nothing(served: Client, tmp_path: Path) -> None:
             f"{served.address}/llmctl/openapi.json",
             "--header",
             f"Authorization: Bearer {token}",
-            "--exclude-path",
-            "/llmctl/events",
+            *(word for path in ENDLESS for word in ("--exclude-path", path)),
             "--checks",
             ",".join(checks),
             "--max-examples",

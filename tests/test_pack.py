@@ -30,7 +30,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from supervisor import engine, pack, paths, recipe, trial
+from supervisor import engine, pack, paths, recipe, speed, trial
 from supervisor.commands.pack import command
 from supervisor.errors import Error, Exit
 from supervisor.recipe import Recipe, Tool
@@ -65,6 +65,10 @@ LOG = """\
 0.00.2 I llama_kv_cache:        CPU KV buffer size =   512.00 MiB
 0.00.3 I sched_reserve:        CPU compute buffer size =   219.06 MiB
 """
+BENCH = "".join(
+    json.dumps({"n_prompt": prompt, "n_gen": answer, "n_depth": depth, "avg_ts": tps, "stddev_ts": 0.5}) + "\n"
+    for prompt, answer, depth, tps in ((64, 0, 0, 400.0), (0, 16, 0, 50.0), (64, 0, 256, 300.0), (0, 16, 256, 25.0))
+)
 
 
 def tree(folder: Path) -> Path:
@@ -214,7 +218,14 @@ def test_the_manifest_sums_up_every_other_file(bundle: Path) -> None:
     assert set(told["sha256"]) == files - {pack.MANIFEST}
     assert {name for name, digest in told["sha256"].items() if engine.sha256(bundle / name) != digest} == set()
     assert (told["pythons"], told["llmctl"]) == ([HERE], importlib.metadata.version("llmctl"))
-    assert {name for name in files if "/" not in name} >= {"run.sh", "measure.py", "told.py", "README.txt", "source.tar.xz"}
+    assert {name for name in files if "/" not in name} >= {
+        "run.sh",
+        "measure.py",
+        "told.py",
+        "paced.py",
+        "README.txt",
+        "source.tar.xz",
+    }
 
 
 def test_the_tools_travel_without_manual_and_menus(bundle: Path) -> None:
@@ -244,10 +255,28 @@ def test_llmctls_own_wheel(tmp_path: Path) -> None:
         assert digest in (f"sha256={want}", "" if name == record else "?"), name
     assert {"supervisor/cli.py", "supervisor/commands/up.py", "supervisor/data/presets/tiny.yaml"} <= set(contents)
     assert {"supervisor/data/build/recipe.yaml", "supervisor/data/build/pack/measure.py"} <= set(contents)
-    assert not [name for name in contents if "__pycache__" in name]
     script = f"import sys; sys.path.insert(0, {str(made)!r}); import supervisor; print(supervisor.__version__)"
     ran = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == made.name.split("-")[1]
+
+
+def test_the_wheel_holds_what_hatchling_would_put_in(tmp_path: Path) -> None:
+    """Which is what git doesn't ignore in the packages and the data folders that pyproject.toml names, without what it excludes."""
+    import tomllib
+
+    root = Path(__file__).parent.parent
+    told = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    moved = {**{name: name for name in told["packages"]}, **told["force-include"]}
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", *moved]
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.split("\0")
+    wanted = {
+        f"{moved[name.split('/')[0]]}/{name.split('/', 1)[1]}"
+        for name in listed
+        if (root / name).is_file() and not name.startswith(tuple(f"{each}/" for each in told["exclude"]))
+    }
+    assert {"supervisor/grafana.json", "bench/run.py", "bench/workloads/chat.yaml"} <= wanted
+    with zipfile.ZipFile(pack.own_wheel(tmp_path)) as made:
+        assert {name for name in made.namelist() if ".dist-info/" not in name} == wanted
 
 
 @pytest.mark.slow
@@ -380,6 +409,9 @@ def server(tmp_path: Path) -> Iterator[Callable[..., Path]]:
             f'*--model*) cat {tmp_path}/engine/log ;;\nesac\nexec {fake} "$@"\n'
         )
         script.chmod(0o755)
+        bench = tmp_path / "engine" / "llama-bench"
+        bench.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/engine/asked\ncat <<'EOF'\n{BENCH}EOF\n")
+        bench.chmod(0o755)
         return script
 
     yield install
@@ -429,7 +461,7 @@ def test_planned_against_measured(bundle: Path, tmp_path: Path, server: Callable
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result == json.loads(out.read_text())
-    assert (result["error"], result["skipped"]) == ("", [])
+    assert (result["error"], result["skipped"], result["speeds"]) == ("", [], [])
     assert result["engine"]["build"] == engine.pin().build
     assert [case["case"] for case in result["cases"]] == ["4B-MTP 16k f16 np1", "4B 16k f16 np1"]
     for case in result["cases"]:
@@ -448,19 +480,56 @@ def test_planned_against_measured(bundle: Path, tmp_path: Path, server: Callable
     assert all(path.stat().st_blocks * 512 < 32 << 20 < 2 << 30 < path.stat().st_size for path in phantoms)
 
 
+def test_speed(bundle: Path, tmp_path: Path, server: Callable[..., Path]) -> None:
+    """Without a card: the small model's sprints are run, the others named, and no bandwidth is made up."""
+    out = tmp_path / "result.json"
+    words = ("--engine", str(server(tokens=64, pace_s=0.001)), "--only", "depth", "--out", str(out))
+    done = ran(bundle, *words, home=tmp_path / "home")
+    assert done.returncode == 1, done.stderr
+    result = json.loads(done.stdout)
+    (entry,) = result["speeds"]
+    assert entry["speed"] == "135M f16 depth 0 256"
+    assert [(row["phase"], row["depth"], row["tps"]) for row in entry["rows"]] == [
+        ("prefill", 0, 400.0),
+        ("decode", 0, 50.0),
+        ("prefill", 256, 300.0),
+        ("decode", 256, 25.0),
+    ]
+    shallow, deep = (row["read_mib"] for row in entry["rows"] if row["phase"] == "decode")
+    assert deep - shallow == pytest.approx(
+        256 * 2 * 30 * 3 * 64 * 2 / (1 << 20), abs=0.1
+    )  # two caches of 30 layers, 3 heads of 64
+    assert "share_of_bandwidth" not in entry["rows"][1]
+    assert (entry["cut"], result["bandwidth_gb_s"], result["cases"]) == ("", None, [])
+    assert {one["speed"] for one in result["skipped"]} == {one.name for one in speed.SPRINTS if isinstance(one, speed.Depths)}
+    assert {one["why"] for one in result["skipped"]} == {speed.WHY_NOT}
+    assert "decode 25.0 t/s at 256" in done.stderr
+    asked = (tmp_path / "engine" / "asked").read_text()
+    assert "-p 64 -n 16 -d 0,256 -r 2 " in asked
+    assert "-dev none -ngl 0" in asked
+    done = ran(bundle, *words[:2], "--only", "135M np4", home=tmp_path / "home")
+    assert done.returncode == 0, done.stderr
+    (entry,) = json.loads(done.stdout)["speeds"]
+    assert (entry["slots"], entry["draft"]) == (4, 0)
+    assert [(row["streams"], row["tokens"]) for row in entry["rows"]] == [(1, 16), (4, 64)]
+    answered = fakes.events(tmp_path / "engine" / "fake", "finished")
+    assert len(answered) == 1 + 2 * (1 + 4)  # its warm-up; of each row one more that isn't counted
+
+
 @pytest.mark.slow
 def test_a_start_that_fails_costs_its_case_alone(bundle: Path, tmp_path: Path, server: Callable[..., Path]) -> None:
     done = ran(bundle, "--engine", str(server(oom_above_ctx=16384)), "--only", "4B np1 f16", home=tmp_path / "home")
     assert done.returncode == 1, done.stderr
     result = json.loads(done.stdout)
     assert {case["context"] for case in result["cases"]} == {16384}
-    assert result["skipped"]
-    assert all("llama-server ended: the card's memory ran out" in one["why"] for one in result["skipped"] if "64k" in one["case"])
+    failed = [one["why"] for one in result["skipped"] if "64k" in one.get("case", "")]
+    assert failed
+    assert all("llama-server ended: the card's memory ran out" in why for why in failed)
 
 
 @pytest.mark.slow
 def test_the_deadline_cuts_off_and_says_so(bundle: Path, tmp_path: Path, server: Callable[..., Path]) -> None:
-    words = ("--engine", str(server(never_healthy=True)), "--only", "4B 16k np1", "--minutes", "0.2")
+    words = ("--engine", str(server(never_healthy=True)), "--only", "4B 16k np1", "--minutes", "0.35")
     done = ran(bundle, *words, home=tmp_path / "home")
     assert done.returncode == 2
     result = json.loads(done.stdout)
@@ -486,7 +555,7 @@ def test_the_engine_is_built_once(bundle: Path, tmp_path: Path) -> None:
     assert results[0]["engine"]["commit"] == "unknown"
     assert all(one["why"].startswith("llama-server ended") for one in results[0]["skipped"])
     tools = {path.name for path in (tmp_path / "home").rglob("llama-*") if path.is_file()}
-    assert tools == {"llama-server"}
+    assert tools == {"llama-server", "llama-bench"}
 
 
 @pytest.mark.slow
@@ -495,7 +564,7 @@ def test_a_box_without_a_compiler(bundle: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     result = json.loads(done.stdout)
     assert result["error"].startswith("there is no C++ compiler (/nonexistent in PATH)")
-    assert len(result["skipped"]) == len(trial.CASES)
+    assert len(result["skipped"]) == len(trial.CASES) + len(speed.SPRINTS) + len(speed.SPRINTS_WITHOUT_A_CARD)
     assert done.stderr.splitlines()[-2:] == [f"error: {result['error']}", "try: apt install g++"]
 
 
@@ -531,6 +600,7 @@ def test_the_cases_are_those_that_were_asked_for() -> None:
     """4B and 9B with and without MTP, 1, 2 and 4 slots, 16k to 128k; every one has a header, no two are one."""
     assert {(case.model, case.mtp) for case in trial.CASES} == {("4B", False), ("4B", True), ("9B", False), ("9B", True)}
     assert {case.slots for case in trial.CASES} == {1, 2, 4}
+    assert {one.case.slots for one in speed.SPRINTS} == {1, 2, 4}
     assert {case.context for case in trial.CASES} == {16384, 32768, 65536, 131072}
     assert len({case.name for case in trial.CASES}) == len(trial.CASES)
     for name in trial.HEADERS.values():
@@ -555,3 +625,60 @@ def test_the_true_bundle(
     assert (done.returncode, result["error"]) == (0, ""), done.stderr
     (case,) = result["cases"]
     assert -1 <= case["buffers"]["error_percent"] <= 3
+
+
+@pytest.fixture(scope="module")
+def paced() -> ModuleType:
+    """What the bundle's script imports for speed."""
+    path = paths.data_folder("build") / "pack" / "paced.py"
+    spec = importlib.util.spec_from_file_location("paced", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def entry(draft: int, *steps_ms: float, slots: int = 1, streams: int = 1) -> dict[str, Any]:
+    """Of ``speeds``."""
+    rows = [{"streams": streams, "step_ms": each} for each in steps_ms]
+    return {"model": "4B", "slots": slots, "draft": draft, "rows": rows}
+
+
+def test_what_guessing_costs_and_from_where_on_it_pays(paced: ModuleType) -> None:
+    """A round of 15 ms beside steps of 10 has to make 1.5 tokens."""
+    depth = {"model": "4B", "rows": [{"depth": 0, "phase": "decode", "tps": 1.0}]}
+    (found,) = paced.speculation([depth, entry(0, 9.0, 11.0), entry(1, 14.0), entry(1, 16.0), entry(1, 90.0, slots=4, streams=4)])
+    assert (found["plain_ms"], found["round_ms"], found["cost"], found["break_even"]) == (10.0, 15.0, 1.5, 0.5)
+    assert found["tps_at"]["0.5"] == found["plain_tps"] == 100.0
+    assert paced.summary([found]) == "4B guessing 1, 1 of 1 slots: a round costs 1.50 steps, pays from an acceptance of 0.50 on"
+    (never,) = paced.speculation([entry(0, 10.0), entry(1, 21.0)])
+    assert never["break_even"] is None
+    assert "never pays" in paced.summary([never])
+
+
+def test_the_share_of_the_bandwidth(paced: ModuleType) -> None:
+    """64 tokens after 1000: at 448 GB/s, the RTX 3070's, a step that reads 4.48 GB could be made 100 times a second."""
+    from supervisor.estimate import Estimate, Settings
+
+    chosen = Settings(context=1024)
+    plan = Estimate({"weights": 4_480_000_000 - 1000 * 1024, "kv": 1024 * 1024}, {}, 0)
+    seen = speed.AtDepth(1000, False, 1, 80.0, 0.0)
+    row = paced._row(seen, speed.Depths("4B", (1000,)), plan, chosen, 448e9)
+    assert (row["roofline_tps"], row["share_of_bandwidth"]) == (100.0, 0.8)
+    assert "share_of_bandwidth" not in paced._row(seen, speed.Depths("4B", (1000,)), plan, chosen, None)
+
+
+def test_what_cuts_a_sprint_off_leaves_what_was_seen(paced: ModuleType, tmp_path: Path) -> None:
+    from supervisor.estimate import Estimate, Settings
+
+    (tmp_path / "llama-bench").write_text(f"#!/bin/sh\ncat <<'EOF'\n{BENCH.splitlines()[0]}\nEOF\nexit 1\n")
+    (tmp_path / "llama-bench").chmod(0o755)
+    there = engine.Engine(tmp_path / "llama-server", "k", "native", 1, "c")
+    into: list[dict[str, Any]] = []
+    more = {"device": "none", "threads": 1, "bandwidth": None, "into": into}
+    with pytest.raises(Error, match="llama-bench ended"):
+        paced.run(speed.Depths("4B", (0,)), there, tmp_path, Estimate({"weights": 1}, {}, 0), Settings(context=256), **more)
+    (kept,) = into
+    assert [row["tps"] for row in kept["rows"]] == [400.0]
+    assert kept["cut"].startswith("llama-bench ended")

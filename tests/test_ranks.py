@@ -25,7 +25,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ),
     # 2 decisions, pure
     (
-        *("layout", "graph", "estimate", "allocation", "budget", "derive", "plan", "argv", "warmup"),
+        *("layout", "graph", "estimate", "step", "allocation", "budget", "derive", "plan", "argv", "warmup"),
         *(
             "symptoms",
             "causes",
@@ -46,7 +46,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     # 3 effects, one outside thing each
     (
         *("pip", "source", "toolkit", "toolchain", "launcher", "build", "kept", "hub", "store", "headers", "measured", "phantom"),
-        *("conceded", "logfile", "child", "scene", "vram", "power", "trial", "pack", "upstream", "rundir", "running"),
+        *("conceded", "logfile", "child", "scene", "vram", "power", "trial", "speed", "pack", "upstream", "rundir", "running"),
         *("schema", "ledgerfile", "ledger", "accounts", "metrics", "logs"),
     ),
     # 4 wiring
@@ -69,6 +69,7 @@ TESTED_IN = {
     "trial": "test_pack",
     "kept": "test_headers",
     "planning": "test_order",
+    "step": "test_speed",
     "measuring": "test_bench",
     "toolchain": "test_build",
     "pip": "test_store",

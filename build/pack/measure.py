@@ -1,4 +1,7 @@
-"""The bundle's script: build the engine for this box, start the trial's cases, print planned against measured memory as one JSON.
+"""The bundle's script: build the engine for this box, run cases and sprints, print their memory and their speed as one JSON.
+
+A case is planned against measured memory (``supervisor.trial``), a sprint is speed (``supervisor.speed``). They are run in turns, each kind
+in its order of worth, so that a run that has to end early has seen the most useful ones of both.
 
 Runs on the box, in its own Python, with the wheels of the bundle on ``sys.path``: unpacked and not installed, which needs no pip, no
 venv module and no network. A hard deadline hangs over all of it. What it cuts off or forbids is listed under ``skipped``, and the result
@@ -10,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -19,19 +23,21 @@ import tarfile
 import time
 import traceback
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from supervisor import hardware, paths, trial
     from supervisor.engine import Engine
+    from supervisor.estimate import Estimate, Settings
+    from supervisor.speed import Sprint
 
 HERE = Path(__file__).resolve().parent
 SPARE_S = 6.0
 """Of the limit, for stopping what runs and for writing the result."""
-TARGETS = ("llama-server",)
-"""Of the recipe's six, what a trial needs."""
+TARGETS = ("llama-server", "llama-bench")
+"""Of the recipe's six, what cases and sprints need. The second is one file to compile and one to link more, of some 200."""
 
 
 class LateError(BaseException):
@@ -52,8 +58,8 @@ class Voice:
         return time.monotonic() - self.began
 
     def say(self, text: str) -> None:
-        """A line."""
-        sys.stderr.write(f"[{self.seconds:5.0f} s] {text}\n")
+        """A line; none for an empty text."""
+        sys.stderr.write(f"[{self.seconds:5.0f} s] {text}\n" if text else "")
         sys.stderr.flush()
 
     def progress(self, what: str, done: int, total: int) -> None:
@@ -65,7 +71,7 @@ class Voice:
 
 
 def main() -> int:
-    """0: every case was measured. 1: some were not; the result says which and why. 2: nothing could be measured."""
+    """0: every case and sprint was measured. 1: some were not; the result says which and why. 2: nothing could be measured."""
     options = arguments()
     voice = Voice()
     signal.signal(signal.SIGALRM, late)
@@ -86,7 +92,7 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="run.sh", description="Measure planned against real memory. Exit code 1: not all cases."
+        prog="run.sh", description="Measure planned against real memory, and speed. Exit code 1: not all of it."
     )
     parser.add_argument("--variant", choices=("native", "cpu"), default="native", help="native: for the card, where there is one")
     parser.add_argument("--minutes", type=float, default=8.0, help="for everything together [default: 8]")
@@ -96,7 +102,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--engine", type=Path, metavar="PATH", help="a llama-server that is there, instead of building one")
     parser.add_argument("--jobs", type=int, help="compilers at once [default: one a CPU]")
-    parser.add_argument("--only", default="", metavar="WORDS", help="cases whose name has all of these words ('4B np1')")
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="cases and sprints whose name has all of these words ('4B np1')"
+    )
     options = parser.parse_args()
     options.home = options.home.absolute()
     return options
@@ -143,47 +151,54 @@ def fits(wheel: str, version: tuple[int, int] = (sys.version_info.major, sys.ver
 
 def measure(options: argparse.Namespace, manifest: Mapping[str, Any], voice: Voice) -> int:
     """Everything after the wheels are there."""
+    import paced
     import told
 
     from supervisor import hardware, paths, trial
     from supervisor.errors import Error
 
     home, machine = paths.home(), hardware.detect()
-    words = options.only.split()
-    waiting = [case for case in trial.CASES if set(words) <= set(case.name.replace("-", " ").split()) | set(case.name.split())]
+    waiting, left_out = chosen(options, machine)
     if not waiting:
         print_error(f"no case has the words {options.only!r}", f"--only '{trial.CASES[0].name}'")
         return 2
     result: dict[str, Any] = {
         "llmctl": manifest["llmctl"],
         "machine": told.of_machine(machine),
+        "bandwidth_gb_s": None,
         "engine": None,
         "error": "",
         "cases": [],
-        "skipped": [],
+        "speeds": [],
+        "speculation": [],
+        "cannot_tell": paced.CANNOT_TELL,
+        "skipped": left_out,
         "seconds": 0.0,
     }
 
     def keep() -> None:
         result["seconds"] = round(voice.seconds, 1)
+        result["speculation"] = paced.speculation(result["speeds"])
         if options.out:
             fresh = options.out.with_name(f".{options.out.name}.new")
             fresh.write_text(json.dumps(result, indent=1) + "\n")
             fresh.replace(options.out)
 
-    def skip(case: trial.Case, why: str) -> None:
-        result["skipped"].append({"case": case.name, "why": why})
+    def skip(case: trial.Case | Sprint, why: str) -> None:
+        result["skipped"].append({"case" if isinstance(case, trial.Case) else "speed": case.name, "why": why})
 
     engine: Engine | None = None
     try:
         keep()
         engine, result["engine"] = find_engine(options, home, machine, manifest, voice)
         device = find_device(engine)
+        bandwidth = None if device == "none" else paced.bandwidth_bytes_s()
+        result["bandwidth_gb_s"] = bandwidth and round(bandwidth / 1e9, 1)
         keep()
         while waiting:
             case = waiting[0]
             try:
-                result["cases"].append(one(case, engine, device, home, machine, voice))
+                one(case, engine, device, bandwidth, home, machine, voice, result)
             except Error as error:
                 skip(case, error.message)
                 voice.say(f"{case.name}: {error.message}")
@@ -205,8 +220,9 @@ def measure(options: argparse.Namespace, manifest: Mapping[str, Any], voice: Voi
     for case in waiting:
         skip(case, f"not reached: {result['error']}")
     keep()
+    voice.say(paced.summary(result["speculation"]))
     sys.stdout.write(json.dumps(result, indent=1) + "\n")
-    return 0 if not result["skipped"] else 1 if result["cases"] else 2
+    return 0 if not result["skipped"] else 1 if result["cases"] or result["speeds"] else 2
 
 
 def find_engine(
@@ -274,20 +290,71 @@ def find_device(engine: Engine) -> str:
     return "none"
 
 
+def chosen(options: argparse.Namespace, machine: hardware.Hardware) -> tuple[list[trial.Case | Sprint], list[dict[str, str]]]:
+    """What is run, in order, and as ``skipped`` has it what this machine is too slow for."""
+    from supervisor import speed, trial
+
+    sprints = speed.SPRINTS if options.variant == "native" and machine.cards else speed.SPRINTS_WITHOUT_A_CARD
+    left_out = [each.name for each in speed.SPRINTS if each not in sprints and is_wanted(each.name, options.only)]
+    wanted = [each for each in in_turns(trial.CASES, sprints) if is_wanted(each.name, options.only)]
+    return wanted, [{"speed": name, "why": speed.WHY_NOT} for name in left_out]
+
+
+def in_turns(cases: Sequence[trial.Case], sprints: Sequence[Sprint]) -> list[trial.Case | Sprint]:
+    """One of each, as long as there are."""
+    pairs = itertools.zip_longest(cases, sprints)
+    return [each for pair in pairs for each in pair if each is not None]
+
+
+def is_wanted(name: str, words: str) -> bool:
+    """Whether a name has all of the words; ``4B`` is one of ``4B-MTP`` too."""
+    return set(words.split()) <= set(name.replace("-", " ").split()) | set(name.split())
+
+
 def one(
-    case: trial.Case, engine: Engine, device: str, home: paths.Home, machine: hardware.Hardware, voice: Voice
-) -> dict[str, Any]:
-    """Plan, write and start one case."""
+    case: trial.Case | Sprint,
+    engine: Engine,
+    device: str,
+    bandwidth: float | None,
+    home: paths.Home,
+    machine: hardware.Hardware,
+    voice: Voice,
+    result: dict[str, Any],
+) -> None:
+    """Plan, write and run one case or sprint, and add it to the result. ``bandwidth`` is that of the card's memory, in bytes a second."""
+    import paced
     import told
 
-    from supervisor import architecture, estimate, gguf, hardware, trial
+    from supervisor import trial
+
+    model, plan, settings = planned(case, device, home, machine)
+    if isinstance(case, trial.Case):
+        found = trial.run(engine.server, model, settings, device=device, threads=machine.cores)
+        row = told.of_case(case, plan, found)
+        result["cases"].append(row)
+        voice.say(told.line(row))
+        return
+    more: dict[str, Any] = {"device": device, "threads": machine.cores, "bandwidth": bandwidth}
+    voice.say(paced.line(paced.run(case, engine, model, plan, settings, into=result["speeds"], **more)))
+
+
+def planned(
+    case: trial.Case | Sprint, device: str, home: paths.Home, machine: hardware.Hardware
+) -> tuple[Path, Estimate, Settings]:
+    """The model's phantom, and the plan with its settings. Raises Error, exit NO_FIT, where there isn't as much free."""
+    import told
+
+    from supervisor import architecture, estimate, gguf, hardware, speed, trial
     from supervisor.errors import Error, Exit
 
-    model = find_model(home, case)
+    shaped = case if isinstance(case, trial.Case) else case.case
+    model = find_model(home, shaped)
     # By the file's own header: it holds the stock recipe's types, and the published file keeps some tensors at higher ones.
     header = gguf.read(model)
     shape = architecture.read(header)
-    chosen = trial.settings(case, shape, cuda=device != "none", cpu_flags=machine.cpu_flags)
+    chosen = trial.settings(shaped, shape, cuda=device != "none", cpu_flags=machine.cpu_flags)
+    if isinstance(case, speed.Streams):
+        chosen = speed.settings(case, chosen)
     plan = estimate.make(shape, header, chosen)
     wanted = sum(plan.device.values()) + (sum(plan.host.values()) if device == "none" else 0)
     now = hardware.detect()
@@ -295,18 +362,14 @@ def one(
     if wanted > free:
         what = f"{told.mib(wanted)} MiB are planned, {told.mib(free)} MiB are free"
         raise Error(what, exit=Exit.NO_FIT)
-    found = trial.run(engine.server, model, chosen, device=device, threads=machine.cores)
-    row = told.of_case(case, plan, found)
-    seen = row["card"] or row["buffers"]
-    voice.say(f"{case.name}: {seen['planned_mib']} MiB planned, {seen['measured_mib']} measured, {seen['error_percent']:+} %")
-    return row
+    return model, plan, chosen
 
 
 def find_model(home: paths.Home, case: trial.Case) -> Path:
     """The case's phantom, written if it isn't there, from the condensed header that llmctl ships."""
     from supervisor import gguf, paths, phantom, trial
 
-    model = home.cache / "phantoms" / f"{case.model}{'-MTP' * case.mtp}.gguf"
+    model = home.cache / "phantoms" / f"{case.file}.gguf"
     if not model.is_file():
         shipped = paths.data_folder("presets") / "headers" / trial.HEADERS[case.model, case.mtp]
         model.parent.mkdir(parents=True, exist_ok=True)

@@ -65,6 +65,12 @@ def of_case(case: Case, plan: Estimate, found: Measured) -> dict[str, Any]:
     }
 
 
+def line(row: Mapping[str, Any]) -> str:
+    """What was seen, for a person."""
+    seen = row["card"] or row["buffers"]
+    return f"{row['case']}: {seen['planned_mib']} MiB planned, {seen['measured_mib']} measured, {seen['error_percent']:+} %"
+
+
 def compared(planned: int, measured: int) -> dict[str, float]:
     """Two sums, and by how much the first is too high; negative where it is too low."""
     error = 100.0 * (planned - measured) / measured if measured else 0.0

@@ -10,7 +10,7 @@ from supervisor import pack, paths, render
 from supervisor.units import size
 
 
-@click.command("pack", short_help="Bundle a memory trial for another box.")
+@click.command("pack", short_help="Bundle a trial of memory and speed for another box.")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--python",
@@ -22,10 +22,11 @@ from supervisor.units import size
 @click.option("--source", type=click.Path(path_type=Path), help="A llama.cpp tree to pack instead of the pinned one.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(folder: Path, pythons: tuple[str, ...], source: Path | None, as_json: bool) -> None:
-    """Make the folder DIR that measures planned against real memory on a box with a card, a CUDA toolkit and no network.
+    """Make the folder DIR that measures memory and speed on a box with a card, a CUDA toolkit and no network.
 
     There, `sh DIR/run.sh` builds the engine for that card, starts Qwen3.5 4B and 9B without their weights in some configurations,
-    and prints what each takes.
+    and prints what each takes and was planned to, and how fast it is: prefill and decode by depth, 1 to 4 streams at once, and MTP
+    with guesses that are right as often as it is told.
     """
     with render.progress() as progress:
         made = pack.make(paths.home(), folder, pythons=pythons, source_dir=source, progress=progress)
