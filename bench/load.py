@@ -1,7 +1,7 @@
 """Asks: so many users one request after the other, or each request when it is due, whatever is still in work.
 
 A request that is due while the server is behind is sent all the same: waiting for the server would hide how late it is (coordinated
-omission). How late a request was sent is in its sample.
+omission). Only who goes on from an answer has to have it first, as a client does. How late a request was sent is in its sample.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from bench.sample import Sample
 
 TIMEOUT_S: Final = 600.0
 """Of one request."""
+NEAR_S: Final = 0.0015
+"""Before a request is due its time is waited for by turns of the loop: libuv's timers count whole milliseconds."""
 
 Answers = Mapping[int, Sequence[str]]
 """What was answered so far, by request: the text of each event."""
@@ -57,13 +59,20 @@ class Load:
         # Texts are made before anything is measured; only what needs an answer has to wait for it.
         ready = {ask.number: self._writer.body(ask, {}) for ask in asks if not any(isinstance(p, Answer) for p in ask.pieces)}
         found: list[Sample] = []
+        ended = {ask.number: asyncio.Event() for ask in asks}
 
         async def send(ask: Ask, due_s: float | None) -> None:
+            for piece in ask.pieces:
+                if isinstance(piece, Answer):  # nobody goes on from an answer before its end
+                    await ended[piece.of].wait()
             path, body = ready.get(ask.number) or self._writer.body(ask, self._answers)
             late_ms = None if due_s is None else (time.perf_counter() - due_s) * 1e3
             heard = Heard()
-            self._answers[ask.number] = heard.texts  # as far as it has come, whoever goes on from it before its end
-            await self._wires.exchange(path, body, heard, timeout_s=self._timeout_s, leaves_s=ask.leaves_s)
+            self._answers[ask.number] = heard.texts
+            try:
+                await self._wires.exchange(path, body, heard, timeout_s=self._timeout_s, leaves_s=ask.leaves_s)
+            finally:
+                ended[ask.number].set()
             found.append(self._sample(ask, heard, level, repetition, late_ms))
             self._done(found[-1])
 
@@ -81,7 +90,9 @@ class Load:
         for ask in asks:
             assert ask.at_s is not None
             due_s = start_s + ask.at_s
-            await asyncio.sleep(due_s - time.perf_counter())
+            await asyncio.sleep(due_s - NEAR_S - time.perf_counter())
+            while time.perf_counter() < due_s:  # noqa: ASYNC110  (nothing happens but time)
+                await asyncio.sleep(0)
             group.create_task(send(ask, due_s), name=f"request {ask.number}")
 
     def _sample(self, ask: Ask, heard: Heard, level: Level, repetition: int, late_ms: float | None) -> Sample:

@@ -4,13 +4,15 @@ Text is made of words that are one token each, so its length is their number; wh
 measured once, by comparing the tokens of prompts that differ in one place. Where the server shows no tokens, two or three requests say
 what a word and the rest come to on the mean, and lengths are approximate.
 
-Every turn begins with the same word, as a first word has no blank before it and may be another token than elsewhere.
+Every turn begins with a capital word, as a first word has no blank before it and may be another token than elsewhere: one of some that
+are a token there, by the text's seed, so that two prompts that have nothing in common differ from their first word on.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import random
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +24,8 @@ from bench.target import Kind, Target
 from bench.workload import Api
 from supervisor.errors import Error, Exit
 
-FIRST: Final = "Text"
-"""What every turn begins with."""
+FIRST: Final = text.OPENINGS[0]
+"""What the turns begin with by which a template is measured."""
 PATHS: Final[Mapping[Api, str]] = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 CALIBRATING: Final = (64, 192)
 """Words of the requests that say what a word is, where no tokenizer does."""
@@ -54,13 +56,22 @@ class Frame:
 class Writer:
     """Makes requests to one server, for one API."""
 
-    def __init__(self, target: Target, api: Api, known: Sequence[str], frame: Frame, instructions: Mapping[str, int]) -> None:
-        """``instructions`` are those that may be asked for, with their tokens at a turn's end."""
+    def __init__(
+        self,
+        target: Target,
+        api: Api,
+        known: Sequence[str],
+        frame: Frame,
+        instructions: Mapping[str, int],
+        openings: Sequence[str] = text.OPENINGS,
+    ) -> None:
+        """``instructions`` are those that may be asked for, with their tokens at a turn's end; ``openings`` begin a turn."""
         self.target = target
         self.api = api
         self.known = known
         self.frame = frame
         self.instructions = instructions
+        self.openings = openings
         self._text = functools.lru_cache(maxsize=REMEMBERED)(self._made)
 
     @classmethod
@@ -83,7 +94,7 @@ class Writer:
         for each in instructions:
             tokens = await whole([f"{FIRST} {known[0]}{_joined(each)}"])
             counted[each] = len(tokens or ()) - frame.head - 1 - frame.tail
-        return cls(target, api, known, frame, counted)
+        return cls(target, api, known, frame, counted, await _openings(target))
 
     def body(self, ask: Ask, answers: Mapping[int, Sequence[str]]) -> tuple[str, dict[str, Any]]:
         """Path and body of a request. ``answers`` are the texts of events of earlier ones, a token each for the most part.
@@ -118,15 +129,17 @@ class Writer:
 
     def turns(self, ask: Ask, answers: Mapping[int, Sequence[str]]) -> list[str]:
         """A prompt's texts, the user's and answers in turn. Errors as in :meth:`body`."""
-        frame, turns = self.frame, [FIRST]
+        frame, turns = self.frame, [""]
         at = frame.head
         for piece, following in itertools.pairwise((*ask.pieces, None)):
             if isinstance(piece, Answer):
                 said = answers.get(piece.of, ())[: piece.tokens]
-                turns += ["".join(said), FIRST if self.api == "chat" else ""]
+                turns += ["".join(said), ""]
                 at += len(said) + frame.before + frame.after
             elif isinstance(piece, Words):
                 room = piece.upto - at
+                if not turns[-1] and (self.api == "chat" or len(turns) == 1):
+                    turns[-1] = random.Random(f"opening {piece.seed}").choice(self.openings)
                 if following is None:
                     turns[-1] += self._last(ask, piece.seed, room - frame.tail, len(turns) == 1)
                 else:
@@ -177,17 +190,28 @@ async def _known(target: Target) -> tuple[str, ...]:
     first = await target.count(FIRST)
     if first is None:
         return ()
+    return await _of_a_token(target, text.WORDS, lambda words: FIRST + "".join(f" {word}" for word in words), first, 1)
 
-    async def known(words: Sequence[str]) -> tuple[str, ...]:
-        count = await target.count(FIRST + "".join(f" {word}" for word in words))
-        if count == first + len(words):
-            return tuple(words)
-        if len(words) == 1 or count is None:
-            return ()
-        half = len(words) // 2
-        return await known(words[:half]) + await known(words[half:])
 
-    return await known(text.WORDS)
+async def _openings(target: Target) -> tuple[str, ...]:
+    """The capital words that are a token each where a line begins with them."""
+    first = await target.count(f"{FIRST}\n{FIRST}")
+    assert first is not None
+    return await _of_a_token(target, text.OPENINGS, lambda words: "\n".join((FIRST, *words, FIRST)), first, 2) or (FIRST,)
+
+
+async def _of_a_token(
+    target: Target, words: Sequence[str], joined: Callable[[Sequence[str]], str], rest: int, each: int
+) -> tuple[str, ...]:
+    """Of the words, those that take ``each`` tokens in a text of which ``rest`` are not theirs; in halves where not all do."""
+    count = await target.count(joined(words))
+    if count == rest + each * len(words):
+        return tuple(words)
+    if len(words) == 1 or count is None:
+        return ()
+    half = len(words) // 2
+    halves = (words[:half], words[half:])
+    return tuple([word for some in halves for word in await _of_a_token(target, some, joined, rest, each)])
 
 
 async def _frame(whole: Callable[[Turn], Awaitable[list[int] | None]], known: Sequence[str], api: Api) -> Frame | None:

@@ -177,7 +177,8 @@ class Trace:
         return Workload(name=name, about="a replay", prompt=next(spans), answer=next(spans), repetitions=repetitions)
 
     def asks(self, speed: float = 1.0, salt: str = "") -> tuple[Ask, ...]:
-        """What a replay asks, ``speed`` times as fast as it was. Clients wait as long as they did: an answer takes what it takes.
+        """What a replay asks from the first request on, ``speed`` times as fast as it was. Clients wait as long as they did: an answer
+        takes what it takes.
 
         With another ``salt`` the words are others: a server may have those of an earlier replay in its cache.
         """
@@ -194,7 +195,7 @@ class Trace:
                     answer=shape.asked_tokens,
                     pieces=pieces,
                     api=shape.api,
-                    at_s=shape.at_s / speed,
+                    at_s=(shape.at_s - self.requests[0].at_s) / speed,
                     leaves_s=shape.leaves_s,
                     preset=shape.preset,
                     stream=shape.stream,

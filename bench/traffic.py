@@ -63,6 +63,8 @@ def trace(
     for each in known:
         if not since_at <= each.opened_at < until_at or preset not in ("", each.preset):
             continue
+        if (route := ROUTES.get(each.route)) is not None and not route.decodes:
+            continue  # a tokenizer's
         if why := _unfit(each, scales[each.preset]) or (
             "without its text" if bodies is not None and each.id not in bodies else ""
         ):

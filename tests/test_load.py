@@ -91,10 +91,13 @@ def test_a_prompt_is_given_what_was_answered_before_it() -> None:
     assert answer.bodies[1]["given"] == {"0": ["a", "b"]}
 
 
-def test_a_prompt_that_comes_too_soon_has_what_there_is_so_far() -> None:
-    answer = Server(takes_s=1.0)
-    run(answer, [ask(0, at_s=0.0), ask(1, Answer(0, 2), at_s=0.4)], Level(rate=1.0))
-    assert answer.bodies[1]["given"] == {"0": ["a"]}
+def test_who_goes_on_from_an_answer_waits_for_its_end_and_is_late() -> None:
+    answer = Server(takes_s=0.4)
+    found = run(answer, [ask(0, at_s=0.0), ask(1, Answer(0, 2), at_s=0.01), ask(2, at_s=0.02)], Level(rate=1.0))
+    assert [body["number"] for body in answer.bodies] == [0, 2, 1]
+    assert answer.bodies[2]["given"] == {"0": ["a", "b"]}
+    late_ms = {sample.number: sample.late_ms or 0.0 for sample in found}
+    assert late_ms[1] > 300
 
 
 def test_cancelling_leaves_no_connection() -> None:

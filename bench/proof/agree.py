@@ -15,26 +15,20 @@ Two engines: the fake one, paced, whose times are known, so that it is seen who 
 next, least of all on a machine that others use. So each generator is held against what llmctl's ledger has of its own requests, and the
 two by how far they are from it; the plain ratio stands beside that. Lengths vary, as with one length all users of a
 level would be in step, and who comes a millisecond earlier decided about everybody's wait.
-
-AIPerf loads a tokenizer, though with payloads of ours and the server's count it never asks it anything; it gets one that knows no word.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import os
-import resource
 import secrets
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,6 +40,7 @@ from bench.ask import Ask, Level, schedule
 from bench.exchange import Address, Wires
 from bench.load import Answers, Load, Writing
 from bench.prompts import Writer
+from bench.proof import aiperf
 from bench.proof.house import House
 from bench.proof.promises import Result
 from bench.workload import Workload
@@ -53,7 +48,6 @@ from supervisor import accounts, engine, paths, preset, render, store
 from tests import fakes
 from tests.fakes import gguf
 
-AIPERF: Final = "aiperf==0.13.0"
 WITHIN: Final = 0.05
 USERS: Final = (1, 2, 4)
 SLOTS: Final = 4
@@ -65,22 +59,9 @@ PREFILL_S: Final = 0.25
 BOOKED_S: Final = 10.0
 """Within so long after the last answer the ledger has it."""
 SIDES: Final = ("aiperf", "ours")
-RUN_S: Final = 300.0
-"""One run of AIPerf; most of a short one is its start."""
 SPANS: Final = {"paced": ("192-320", "40-72"), "tiny": ("80-144", "24-40")}
 """Tokens of a prompt and of an answer: less on the real engine, since what a shared machine does beside it is evened out by turns, not by
 long ones."""
-
-TOKENIZER: Final[Mapping[str, Mapping[str, object]]] = {
-    "tokenizer.json": {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": {"type": "Whitespace"},
-        "model": {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"},
-    },
-    "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"},
-}
-"""Hugging Face's files of the least tokenizer that loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +89,8 @@ class Seen:
     """Prompt tokens out of the cache, of a request: a text that was asked before would show here."""
     cpu_s: float
     """Of the generator, from its start to its end."""
+    unlike: tuple[str, ...] = ()
+    """Where AIPerf's objects aren't as ours."""
 
 
 WORDS: Final = {
@@ -212,94 +195,19 @@ def booked(ledger: Path, since_at: float, turn: Turn) -> Said:
 
 
 def aiperfs(command: Path, folder: Path, subject: Subject, writer: Writing, turn: Turn) -> Seen:
-    """By AIPerf, with as few processes as it has. Raises RuntimeError with its words where it or a request failed."""
-    folder.mkdir()
-    tokenizer = folder / "tokenizer"
-    tokenizer.mkdir()
-    for name, said in TOKENIZER.items():
-        (tokenizer / name).write_text(json.dumps(said))
-    payloads = folder / "payloads.jsonl"
-    bodies = [writer.body(ask, {})[1] for ask in (*turn.warm_up, *turn.asks)]
-    payloads.write_text("".join(json.dumps(body) + "\n" for body in bodies))
-    options = {
-        "model": subject.model,
-        "url": subject.url,
-        "endpoint-type": "chat",
-        "custom-dataset-type": "raw-payload",
-        "input-file": payloads,
-        "dataset-sampling-strategy": "sequential",  # the warm-up takes the first, and what is measured goes on from there
-        "tokenizer": tokenizer,
-        "concurrency": turn.level.users,
-        "warmup-request-count": len(turn.warm_up),
-        "request-count": len(turn.asks),
-        "workers-max": 1,
-        "record-processors": 1,
-        "ui": "none",
-        "artifact-dir": folder / "out",
-    }
-    words = ["--streaming", "--use-server-token-count", "--no-gpu-telemetry", "--no-server-metrics"]
-    words += [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-    began_at, cpu_s = time.time(), _children_s()
-    _run([str(command), "profile", *words], folder)
-    told = json.loads((folder / "out" / "profile_export_aiperf.json").read_bytes())
-    if told["error_summary"] or told["request_count"]["avg"] != len(turn.asks):
-        raise RuntimeError(f"AIPerf had {told['request_count']['avg']} of {len(turn.asks)} answers: {told['error_summary']}")
-    cpu_s = _children_s() - cpu_s
+    """By AIPerf. Raises RuntimeError where it or a request failed."""
+    warm_up, bodies = ([writer.body(ask, {})[1] for ask in asks] for asks in (turn.warm_up, turn.asks))
+    began_at = time.time()
+    export = aiperf.run(command, folder, subject.url, subject.model, turn.level.users or 1, warm_up, bodies)
     said = Said(
-        told["time_to_first_token"]["p50"],
-        told["time_to_first_token"]["avg"],
-        told["inter_token_latency"]["avg"],
-        told["request_latency"]["avg"],
-        told["output_token_throughput"]["avg"],
+        export.value("time_to_first_token", "p50"),
+        export.value("time_to_first_token"),
+        export.value("inter_token_latency"),
+        export.value("request_latency"),
+        export.value("output_token_throughput"),
     )
-    return Seen(said, booked(subject.ledger, began_at, turn), told["usage_prompt_cache_read_tokens"]["avg"], cpu_s)
-
-
-def unlike(out: Path) -> Iterator[str]:
-    """Where a metric object of AIPerf's isn't what ``figures`` makes of AIPerf's own records: its fields, its statistics, its unit."""
-    told = json.loads((out / "profile_export_aiperf.json").read_bytes())
-    records = [json.loads(line) for line in (out / "profile_export.jsonl").read_text().splitlines()]
-    records = [each["metrics"] for each in records if each["metadata"]["benchmark_phase"] == "profiling"]
-    for figure in figures.FIGURES:
-        theirs = told.get(figure.tag)
-        if theirs is None:
-            continue
-        if theirs["unit"] != figure.unit:
-            yield f"{figure.tag} is in {theirs['unit']} there, and in {figure.unit} here"
-        if figure.of is None:
-            continue
-        values = [each[figure.tag]["value"] for each in records if figure.tag in each]
-        spread = figures.Spread.over(
-            theirs["unit"], [each for value in values for each in (value if isinstance(value, list) else [value])]
-        )
-        mine = spread.as_dict() if spread else {}
-        if fields := set(mine) ^ set(theirs):
-            yield f"{figure.tag} differs in its fields {', '.join(sorted(fields))}"
-        for name in mine.keys() & theirs.keys() - {"unit"}:
-            if not math.isclose(mine[name], theirs[name], rel_tol=1e-4, abs_tol=1e-3):
-                yield f"{figure.tag}'s {name} is {theirs[name]} there, and {mine[name]} here"
-
-
-def _run(words: Sequence[str], folder: Path) -> None:
-    """In a session of its own, of which nothing is left. RuntimeError with the log's end where it fails."""
-    log = folder / "log"
-    env = os.environ | {"HOME": str(folder)}  # where it would keep a cache
-    with log.open("wb") as out:
-        running = subprocess.Popen(words, cwd=folder, env=env, stdout=out, stderr=out, start_new_session=True)
-    try:
-        code = running.wait(RUN_S)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
-    if code:
-        raise RuntimeError(f"AIPerf ended with {code}; its log ends:\n{log.read_text()[-2000:]}")
-
-
-def _children_s() -> float:
-    """CPU time of processes that this one started and that have ended, with theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    ledger = booked(subject.ledger, began_at, turn)
+    return Seen(said, ledger, export.value("usage_prompt_cache_read_tokens"), export.cpu_s, export.unlike())
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +251,7 @@ def measure(subject: Subject, command: Path, folder: Path, workload: Workload, t
                         place = folder / f"{subject.name.replace(' ', '-')}-{number}-{level.users}"
                         seen[who] = aiperfs(command, place, subject, writer, turn)
                 pairs[level].append(Pair(**seen))
-    found = {line for out in sorted(folder.glob("*/out")) for line in unlike(out)}
+    found = {line for each in pairs.values() for pair in each for line in pair.aiperf.unlike}
     seen_of = "the same" if not found else "; ".join(sorted(found))
     result.add(subject.name, "AIPerf's metric objects, made by bench.figures of AIPerf's records", "the same", seen_of, not found)
     truths = {level: subject.truth(Turn.of(workload, level, "").asks) for level in levels}
@@ -396,8 +304,8 @@ def paced(folder: Path) -> Iterator[Subject]:
         return {"ttft_p50_ms": prefill_ms, "ttft_ms": prefill_ms, "itl_ms": pace_ms, "latency_ms": prefill_ms + gaps * pace_ms}
 
     fields = {"fake": {"prefill_s": PREFILL_S, "pace_s": PACE_S, "tokens": CONTEXT}}
-    with house.up("paced") as (host, port):
-        yield Subject("paced engine", f"http://{host}:{port}", "paced", house.home.ledger, True, fields, truth)
+    with house.up("paced") as address:
+        yield Subject("paced engine", f"http://{address[0]}:{address[1]}", "paced", house.home.ledger, True, fields, truth)
 
 
 @contextmanager
@@ -407,19 +315,11 @@ def tiny(folder: Path) -> Iterator[Subject]:
     model = store.pull(home, preset.load("tiny", home).model, lambda *_: None)
     house = House(folder / "home", engine.locate(home).server)
     house.add("tiny", model, context=SLOTS * CONTEXT, slots=SLOTS, threads=1, cache_ram=0)
-    with house.up("tiny") as (host, port):
-        yield Subject("tiny", f"http://{host}:{port}", "tiny", house.home.ledger, False, {}, lambda _: {})
+    with house.up("tiny") as address:
+        yield Subject("tiny", f"http://{address[0]}:{address[1]}", "tiny", house.home.ledger, False, {}, lambda _: {})
 
 
 SUBJECTS: Final = {"paced": paced, "tiny": tiny}
-
-
-def installed(folder: Path) -> Path:
-    """AIPerf in an environment of its own; the command. It has about a hundred dependencies."""
-    render.say(f"installing {AIPERF} into a temporary environment …")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    subprocess.run([str(folder / "bin" / "pip"), "install", "--quiet", AIPERF], check=True)
-    return folder / "bin" / "aiperf"
 
 
 def main() -> int:
@@ -438,7 +338,7 @@ def main() -> int:
     result = Result()
     with tempfile.TemporaryDirectory(prefix="bench-agree-") as name:
         folder = Path(name)
-        command = (args.aiperf or installed(folder / "aiperf")).absolute()
+        command = (args.aiperf or aiperf.installed(folder / "aiperf")).absolute()
         for subject in args.only or SUBJECTS:
             place = folder / subject
             place.mkdir()
@@ -446,7 +346,9 @@ def main() -> int:
             workload = Workload(name=subject, prompt=prompt, answer=answer, requests=args.requests)
             with SUBJECTS[subject](place) as chosen:
                 measure(chosen, command, place, workload, args.turns, result)
-    return result.show(as_json=args.json, load_average=load_average, aiperf=AIPERF, requests=args.requests, turns=args.turns)
+    return result.show(
+        as_json=args.json, load_average=load_average, aiperf=aiperf.PINNED, requests=args.requests, turns=args.turns
+    )
 
 
 if __name__ == "__main__":

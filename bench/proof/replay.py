@@ -45,6 +45,8 @@ HITS: Final = 0.01
 """And what is found in the cache."""
 PATH: Final = "/v1/chat/completions"
 NAME: Final = "tiny"
+THINKS_S: Final = (60, 300)
+"""A person, between an answer and the next question."""
 TIMEOUT_S: Final = 120.0
 THREADS: Final = 1
 SLOTS: Final = 2
@@ -108,7 +110,7 @@ class People:
                 self.failed += 1
                 return
             messages = [*messages, {"role": "assistant", "content": "".join(heard.texts)}]
-            await asyncio.sleep(draw.uniform(10, 120) / self._size.press)
+            await asyncio.sleep(draw.uniform(*THINKS_S) / self._size.press)
 
     def _said(self, words: int, draw: random.Random | None = None) -> str:
         found = (draw or self._draw).choices(text.WORDS, k=words)
