@@ -171,7 +171,6 @@ def test_what_can_not_be_asked_again_is_counted() -> None:
     assert [each.prompt_tokens for each in found.requests] == [100]
     assert found.left_out == {
         "of /v1/embeddings": 1,
-        "of /tokenize": 1,
         "never answered": 2,
         "in work still": 1,
         "without tokens": 1,
