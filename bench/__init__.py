@@ -7,8 +7,9 @@ May import supervisor, never the reverse but inside a command. A module imports 
    reckoned of samples), ``result`` (a run's file), ``llamabench`` (llama-bench's rows as one), ``trace`` (real traffic's shape)
 2. decisions, pure: ``intervals`` (what repetitions say), ``sides`` (what is compared, and what differs), ``compare`` (two
    results), ``flags`` (why a figure may not be trusted), ``traffic`` (a trace of the ledger's records), ``text`` (words to a length)
-3. effects: ``exchange`` (one request), ``target`` (who is asked), ``prompts`` (a prompt by a server's own tokenizer), ``nvml`` (the cards
-   meanwhile), ``gauges`` (the whole machine), ``load`` (requests, when they are due), ``tap`` (what llmctl is asked now, with its text)
+3. effects: ``exchange`` (one request), ``here`` (this machine's processes), ``target`` (who is asked), ``prompts`` (a prompt by a
+   server's own tokenizer), ``nvml`` (the cards meanwhile), ``gauges`` (the whole machine), ``load`` (requests, when they are due),
+   ``tap`` (what llmctl is asked now, with its text)
 4. ``run`` (all of it), ``columns`` (a result's table), ``show`` (on the terminal), ``chart`` (numbers as SVG), ``plots`` (those of a
    result), ``page`` (as HTML)
 

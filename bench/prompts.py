@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from bench import text
 from bench.ask import Answer, Ask, Words
-from bench.target import Kind, Target
+from bench.result import Kind
+from bench.target import Target
 from bench.workload import Api
 from supervisor.errors import Error, Exit
 

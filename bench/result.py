@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,22 @@ SCHEMA: Final = "llmctl-bench/1"
 REQUESTS: Final = ".requests.jsonl"
 
 
+class Kind(StrEnum):
+    """What speaks there."""
+
+    LLMCTL = "llmctl"
+    LLAMA_CPP = "llama.cpp"
+    VLLM = "vllm"
+    OLLAMA = "ollama"
+    OPENAI = "openai"
+    """Any other."""
+
+    @property
+    def ignores_eos(self) -> bool:
+        """Whether it can be made to go on to a length."""
+        return self in (Kind.LLMCTL, Kind.LLAMA_CPP, Kind.VLLM)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """What was asked: a server, and what is known of what stands behind it. Empty and None are not known."""
@@ -33,7 +50,7 @@ class Subject:
     name: str
     """In the run: unique there."""
     kind: str
-    """llmctl, llama.cpp, vllm, ollama, openai, llama-bench."""
+    """A :class:`Kind`, or llama-bench."""
     url: str = ""
     model: str = ""
     """What requests name."""

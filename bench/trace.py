@@ -179,7 +179,8 @@ class Trace:
     def asks(self, speed: float = 1.0, salt: str = "") -> tuple[Ask, ...]:
         """What a replay asks from the first request on, ``speed`` times as fast as it was.
 
-        Clients wait as long as they did: an answer takes what it takes. With another ``salt`` the words are others: a server may have those of an earlier replay in its cache.
+        Clients wait as long as they did: an answer takes what it takes. With another ``salt`` the words are others: a server may have those
+        of an earlier replay in its cache.
         """
         seed = f"{salt} {self.digest}"
         made: list[tuple[Piece, ...]] = []

@@ -254,15 +254,22 @@ BENCH_RANKS: tuple[tuple[str, ...], ...] = (
     # 2 decisions
     ("intervals", "sides", "compare", "flags", "traffic", "text"),
     # 3 effects
-    ("exchange", "target", "prompts", "nvml", "gauges", "load", "tap"),
+    ("exchange", "here", "target", "prompts", "nvml", "gauges", "load", "tap"),
     # 4 all of it, and how it is shown
     ("run", "columns", "show", "chart", "plots", "page"),
 )
 BENCH = ROOT / "bench"
 BENCH_ORDER = [name for rank in BENCH_RANKS for name in rank]
 BENCH_TESTED_IN = {
-    **{"ask": "test_asks", "sample": "test_result", "run": "test_bench", "sides": "test_compare", "nvml": "test_gauges"},
-    **{"columns": "test_show", "chart": "test_page", "plots": "test_page"},
+    "ask": "test_asks",
+    "sample": "test_result",
+    "sides": "test_compare",
+    "here": "test_target",
+    "nvml": "test_gauges",
+    "run": "test_bench",
+    "columns": "test_show",
+    "chart": "test_page",
+    "plots": "test_page",
 }
 
 

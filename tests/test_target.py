@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from bench import target
-from bench.target import Kind, Target
+from bench import here, target
+from bench.result import Kind
+from bench.target import Target
 from supervisor import paths
 from supervisor.errors import Error, Exit
 from tests.conftest import Client
@@ -129,7 +130,7 @@ def test_a_port_that_speaks_something_else_is_no_server(home: paths.Home) -> Non
 
 def test_a_command_line_is_kept_without_its_secrets() -> None:
     argv = ["llama-server", "--api-key", "sesame", "-m", "a.gguf", "--hf-token=sesame", "-hft", "sesame"]
-    kept = target._without_secrets(argv)
+    kept = here._without_secrets(argv)
     assert kept == ("llama-server", "--api-key", "***", "-m", "a.gguf", "--hf-token=***", "-hft", "***")
 
 
@@ -139,7 +140,7 @@ def test_a_files_checksum_is_worked_out_once(home: paths.Home, tmp_path: Path) -
     for data, reports in ((b"one", 1), (b"one", 1), (b"other", 2)):
         if not file.exists() or file.read_bytes() != data:
             file.write_bytes(data)
-        digest = target.sha256(file, home, lambda *told: said.append(told))
+        digest = here.sha256(file, home, lambda *told: said.append(told))
         assert (digest, len(said)) == (hashlib.sha256(data).hexdigest(), reports)
 
 
