@@ -42,6 +42,7 @@ LONGEST = (
     "test_arbiter",
     "test_keeper",
     "test_assembly",
+    "test_bench",
     "test_commands",
     "test_rounds",
     "test_pack",
