@@ -22,7 +22,7 @@ from bench.workload import Span, Workload
 from supervisor.errors import Error, Exit
 
 KIND: Final = "llama-bench"
-PREFILL: Final = "prefill_throughput_per_user"
+PREFILL: Final = "computed_prefill_throughput_per_user"
 DECODE: Final = "output_token_throughput_per_user"
 BOTH: Final = "total_token_throughput"
 TAGS: Final = (PREFILL, DECODE, BOTH)

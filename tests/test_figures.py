@@ -28,7 +28,7 @@ def test_the_figures_of_a_request() -> None:
     assert found["time_per_output_token"] == 20.5  # (305 - 100) / 10
     assert found["request_latency"] == 305
     assert found["output_token_throughput_per_user"] == 50
-    assert found["prefill_throughput_per_user"] == 400  # 40 computed in 0.1 s
+    assert found["computed_prefill_throughput_per_user"] == 400  # 40 computed in 0.1 s
     assert found["usage_prompt_cache_read_tokens"] == 10
     assert found["inter_chunk_latency"] == 20
 

@@ -12,9 +12,10 @@ compared has the same formula on both sides, though not the same name everywhere
 
 Two engines: the fake one, paced, whose times are known, so that it is seen who is right where they differ; and the real one with
 ``tiny`` on one thread, so that a generator that needs a core takes none from the engine. That one isn't as fast in one run as in the
-next, least of all on a machine that others use. So each generator is held against what llmctl's ledger has of its own requests, and the
-two by how far they are from it; the plain ratio stands beside that. Lengths vary, as with one length all users of a
-level would be in step, and who comes a millisecond earlier decided about everybody's wait.
+next: others use the machine, and AIPerf's own processes, which keep about half a core busy while they wait, slow an engine that shares
+two cores with them. So each generator is held against what llmctl's ledger has of its own requests, and the two by how far they are from
+it; the plain ratio stands beside that, and is no promise. Lengths vary, as with one length all users of a level would be in step, and who
+comes a millisecond earlier decided about everybody's wait.
 """
 
 from __future__ import annotations
@@ -273,6 +274,8 @@ def _report(
             ratio = statistics.median(plain if subject.is_steady else by_ledger)
             how = "" if subject.is_steady else ", by the ledger"
             seen, kept = f"{ratio - 1:+.1%}", abs(ratio - 1) <= WITHIN
+            if not subject.is_steady:
+                seen += f" (plain {statistics.median(plain) - 1:+.0%})"
             result.add(subject.name, f"{words}: ours against AIPerf's{how}, {level}", f"within {WITHIN:.0%}", seen, kept)
         for what, words in (("cached", "cached tokens"), ("cpu_s", "generator's CPU, s")):
             mine = [_median((getattr(pair, who) for pair in found), what) for who in SIDES]
