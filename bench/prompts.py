@@ -4,8 +4,8 @@ Text is made of words that are one token each, so its length is their number; wh
 measured once, by comparing the tokens of prompts that differ in one place. Where the server shows no tokens, two or three requests say
 what a word and the rest come to on the mean, and lengths are approximate.
 
-Every turn begins with a capital word, as a first word has no blank before it and may be another token than elsewhere: one of some that
-are a token there, by the text's seed, so that two prompts that have nothing in common differ from their first word on.
+Every turn begins with a capital word, as a first word has no blank before it and may be another token than elsewhere: one of those that are
+a token there, by the text's seed. So two prompts that have nothing in common mostly differ from their first word on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.target import Target
 from bench.workload import Api
 from supervisor.errors import Error, Exit
 
-FIRST: Final = text.OPENINGS[0]
+FIRST: Final = "Text"
 """What the turns begin with by which a template is measured."""
 PATHS: Final[Mapping[Api, str]] = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 CALIBRATING: Final = (64, 192)
@@ -64,7 +64,7 @@ class Writer:
         known: Sequence[str],
         frame: Frame,
         instructions: Mapping[str, int],
-        openings: Sequence[str] = text.OPENINGS,
+        openings: Sequence[str] = (FIRST,),
     ) -> None:
         """``instructions`` are those that may be asked for, with their tokens at a turn's end; ``openings`` begin a turn."""
         self.target = target
@@ -95,7 +95,7 @@ class Writer:
         for each in instructions:
             tokens = await whole([f"{FIRST} {known[0]}{_joined(each)}"])
             counted[each] = len(tokens or ()) - frame.head - 1 - frame.tail
-        return cls(target, api, known, frame, counted, await _openings(target))
+        return cls(target, api, known, frame, counted, await _openings(target, known))
 
     def body(self, ask: Ask, answers: Mapping[int, Sequence[str]]) -> tuple[str, dict[str, Any]]:
         """Path and body of a request. ``answers`` are the texts of events of earlier ones, a token each for the most part.
@@ -191,28 +191,34 @@ async def _known(target: Target) -> tuple[str, ...]:
     first = await target.count(FIRST)
     if first is None:
         return ()
-    return await _of_a_token(target, text.WORDS, lambda words: FIRST + "".join(f" {word}" for word in words), first, 1)
+
+    async def of_a_token(words: Sequence[str]) -> tuple[str, ...]:
+        count = await target.count(FIRST + "".join(f" {word}" for word in words))
+        if count == first + len(words):
+            return tuple(words)
+        if len(words) == 1 or count is None:
+            return ()
+        half = len(words) // 2
+        return await of_a_token(words[:half]) + await of_a_token(words[half:])
+
+    return await of_a_token(text.WORDS)
 
 
-async def _openings(target: Target) -> tuple[str, ...]:
-    """The capital words that are a token each where a line begins with them."""
-    first = await target.count(f"{FIRST}\n{FIRST}")
-    assert first is not None
-    return await _of_a_token(target, text.OPENINGS, lambda words: "\n".join((FIRST, *words, FIRST)), first, 2) or (FIRST,)
-
-
-async def _of_a_token(
-    target: Target, words: Sequence[str], joined: Callable[[Sequence[str]], str], rest: int, each: int
-) -> tuple[str, ...]:
-    """Of the words, those that take ``each`` tokens in a text of which ``rest`` are not theirs; in halves where not all do."""
-    count = await target.count(joined(words))
-    if count == rest + each * len(words):
-        return tuple(words)
-    if len(words) == 1 or count is None:
-        return ()
-    half = len(words) // 2
-    halves = (words[:half], words[half:])
-    return tuple([word for some in halves for word in await _of_a_token(target, some, joined, rest, each)])
+async def _openings(target: Target, known: Sequence[str]) -> tuple[str, ...]:
+    """The words that are a token each, too, where a line begins with them as a capital."""
+    lines = [FIRST, *(word.capitalize() for word in known)]
+    tokens, pair = await target.encode("\n".join(lines)), await target.encode(f"{FIRST}\n{FIRST}")
+    if tokens is None or pair is None or len(pair) != 3:
+        return (FIRST,)
+    found: list[list[int]] = [[]]
+    for token in tokens:
+        if token == pair[1]:
+            found.append([])
+        else:
+            found[-1].append(token)
+    if len(found) != len(lines):
+        return (FIRST,)
+    return tuple(line for line, part in zip(lines, found, strict=True) if len(part) == 1)
 
 
 async def _frame(whole: Callable[[Turn], Awaitable[list[int] | None]], known: Sequence[str], api: Api) -> Frame | None:

@@ -10,12 +10,6 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-_OPENINGS: Final = """
-Text The This We My How What When Why In On For From To Do Is It If As At By He She You They Some All No New One First Please Write
-Read Tell Show Give Make Take Find Let Can Use Here There That These Most Many After Before With Will Now Your
-"""
-OPENINGS: Final = tuple(_OPENINGS.split())
-"""What a text may begin with: words that are a token in most vocabularies, capital and without a blank before them."""
 _LISTED: Final = """
 able about above across act action add after again against age ago air all almost alone along already also although always among
 amount and animal another answer any anyone anything appear are area arm around art ask away back bad ball bank bar base be beautiful

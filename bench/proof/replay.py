@@ -1,7 +1,7 @@
 """A recorded hour, replayed: ``python -m bench.proof.replay``, or ``make bench-replay``.
 
 Two llmctl in homes of their own, one after the other, with ``tiny`` on the real engine. The first serves an hour's traffic, pressed into
-two minutes: a day's curve of dialogues that carry their answers, agents with long beginnings of their own, and single questions, from
+three minutes: a day's curve of dialogues that carry their answers, agents with long beginnings of their own, and single questions, from
 people who think before they go on. Its ledger's records become a trace, without a text. The second is asked what the trace says, by the
 load generator of ``llmctl bench replay``. Then the two are laid side by side, request by request.
 """
@@ -63,7 +63,7 @@ class Size:
     singles: int
 
 
-FULL = Size(press=30, dialogues=24, agents=10, singles=60)
+FULL = Size(press=20, dialogues=16, agents=6, singles=40)
 QUICK = Size(press=20, dialogues=6, agents=3, singles=12)
 
 
