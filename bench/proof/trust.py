@@ -51,7 +51,7 @@ MOODS: Final = 0.06
 """Spread of one repetition: what this project's own machine does to itself on a bad day."""
 PILOT: Final = 6
 """Repetitions at first."""
-SHORT: Final = Workload(name="short", prompt="48-64", answer="24", ask=("Go on.",), requests=2, repetitions=5)
+SHORT: Final = Workload(name="short", prompt="48-64", answer="24", ask=("Go on.",), requests=1, repetitions=5)
 STREAMS: Final = 64
 RATE: Final = 50
 
@@ -179,7 +179,7 @@ def slower(result: Result, one: Target, other: Target, trials: int) -> None:
 
 def moody(one: Target, other: Target, pace_s: Mapping[str, float], draw: random.Random, repetitions: int) -> Comparison:
     """Both in turns."""
-    work = replace(SHORT, repetitions=repetitions, requests=1)
+    work = replace(SHORT, repetitions=repetitions)
     found = uvloop.run(run(Moody(order(work, Level(users=2), one, other), pace_s, draw)))
     (told,) = compare.within(found, "run", tell=TELL)
     return replace(told, rows=tuple(replace(row, to_tell={TELL: row.to_tell[TELL]} if row.to_tell else {}) for row in told.rows))
