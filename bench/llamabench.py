@@ -88,7 +88,7 @@ def _rows(text: str, path: str) -> list[Row]:
         else:
             for line in text.splitlines():
                 rows += [json.loads(line)] if line.strip() else []
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise Error(f"{path} has rows of llama-bench's that end too soon: {exc}", exit=Exit.USAGE, hint=_HINT) from exc
     found: list[Row] = [row for row in rows if isinstance(row, dict)]
     if not found or len(found) < len(rows):

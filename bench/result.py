@@ -25,6 +25,7 @@ from supervisor.errors import Error, Exit
 
 SCHEMA: Final = "llmctl-bench/1"
 REQUESTS: Final = ".requests.jsonl"
+MEASURE: Final = "llmctl bench tiny --out run.json"
 
 
 class Kind(StrEnum):
@@ -217,52 +218,48 @@ def write(result: Result, samples: Iterable[Sample], path: Path) -> None:
         raise Error(f"{path} can't be written: {exc.strerror or exc}", exit=Exit.USAGE, hint="--out FILE, elsewhere") from exc
 
 
+def contents(path: Path, hint: str = MEASURE) -> str:
+    """The text of a file. Raises :class:`Error` (exit code 2) for what is none, or can't be read."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise Error(f"{path} is no file", exit=Exit.USAGE, hint=hint)
+        return path.read_text()
+    except OSError as exc:
+        raise Error(f"{path} can't be read: {exc.strerror or exc}", exit=Exit.USAGE, hint=hint) from exc
+    except UnicodeDecodeError as exc:
+        raise Error(f"{path} can't be read: it is no text", exit=Exit.USAGE, hint=hint) from exc
+
+
 def read(path: Path) -> Result:
     """A result. Raises :class:`Error` (exit code 2) for a file that is none, or of another schema."""
+    return parse(contents(path), str(path))
+
+
+def parse(text: str, path: str) -> Result:
+    """The same of a text; ``path`` is for messages."""
+    import pydantic  # which takes as long to import as all else
+
     try:
-        told = json.loads(path.read_bytes())
-    except OSError as exc:
-        raise Error(
-            f"{path} can't be read: {exc.strerror or exc}", exit=Exit.USAGE, hint="llmctl bench tiny --out run.json"
-        ) from exc
-    except ValueError as exc:
-        raise Error(f"{path} is no result: {exc}", exit=Exit.USAGE, hint="llmctl bench tiny --out run.json") from exc
-    schema = told.get("schema") if isinstance(told, dict) else None
+        told = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as exc:
+        raise Error(f"{path} is no result: {exc}", exit=Exit.USAGE, hint=MEASURE) from exc
+    schema = told.pop("schema", None) if isinstance(told, dict) else None
     if schema != SCHEMA:
-        what = f"{path} has the schema {schema!r}, this llmctl reads {SCHEMA}"
-        raise Error(what, exit=Exit.USAGE, hint="llmctl bench tiny --out run.json")
+        raise Error(f"{path} has the schema {schema!r}, this llmctl reads {SCHEMA}", exit=Exit.USAGE, hint=MEASURE)
     try:
-        return _result(told)
-    except (KeyError, TypeError, AttributeError, ValueError) as exc:
-        raise Error(f"{path} is a damaged result: {exc!r}", exit=Exit.USAGE, hint="measure again") from exc
+        found = pydantic.TypeAdapter(Result).validate_python(told)
+        found.manifest.workload.check()
+    except pydantic.ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Error(f"{path} is a damaged result: {where}: {first['msg']}", exit=Exit.USAGE, hint="measure again") from exc
+    except (ValueError, Error) as exc:
+        raise Error(f"{path} is a damaged result: {exc}", exit=Exit.USAGE, hint="measure again") from exc
+    return found
 
 
-def _result(told: Mapping[str, Any]) -> Result:
-    manifest = told["manifest"]
-    return Result(
-        manifest=Manifest(
-            **{
-                **manifest,
-                "workload": Workload.of(manifest["workload"]),
-                "subjects": tuple(Subject(**{**each, "argv": tuple(each["argv"])}) for each in manifest["subjects"]),
-                "machine": Machine(**{**manifest["machine"], "cards": tuple(manifest["machine"]["cards"])}),
-            }
-        ),
-        points=tuple(_point(each) for each in told["points"]),
-        cut_short=told["cut_short"],
-    )
-
-
-def _point(told: Mapping[str, Any]) -> Point:
-    return Point(
-        **{
-            **told,
-            "level": Level(**told["level"]),
-            "counts": figures.Counts(**told["counts"]),
-            "repetitions": tuple(Repetition(**each) for each in told["repetitions"]),
-            "flags": tuple(told["flags"]),
-        }
-    )
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
 
 
 def samples(path: Path) -> list[Sample]:

@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from bench.ask import Answer, Ask, Piece, Words
+from bench.result import contents
 from bench.workload import Api, Span, Workload
 from supervisor import routes, units
 from supervisor.errors import Error, Exit
@@ -286,11 +287,7 @@ def _line(shape: Shape) -> str:
 
 def read(path: Path) -> Trace:
     """A trace, or one of Mooncake's. Raises :class:`Error` (exit code 2) with file and line."""
-    try:
-        lines = path.read_text().split("\n")  # U+2028 ends no line of JSON
-    except (OSError, UnicodeDecodeError) as exc:
-        why = (exc.strerror if isinstance(exc, OSError) else None) or exc
-        raise Error(f"{path} can't be read: {why}", exit=Exit.USAGE, hint=_HINT) from exc
+    lines = contents(path, _HINT).split("\n")  # U+2028 ends no line of JSON
     told = list(_objects(path, lines))
     if not told:
         raise Error(f"{path} is empty, and no trace", exit=Exit.USAGE, hint=_HINT)
@@ -310,7 +307,7 @@ def _objects(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, dict[str, 
             continue
         try:
             found = json.loads(line)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise _bad(path, number, f"is no JSON: {exc}") from exc
         if not isinstance(found, dict):
             raise _bad(path, number, "is no JSON object")

@@ -143,17 +143,11 @@ class Workload:
         return MappingProxyType({name: value for name, value in found.items() if value is not None})
 
     def as_dict(self) -> dict[str, Any]:
-        """For a manifest; :meth:`of` reads it."""
+        """For a manifest."""
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)} | {
             "ask": list(self.ask),
             "concurrency": list(self.concurrency),
         }
-
-    @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Workload:
-        """From :meth:`as_dict`. Raises TypeError and KeyError for what none has written."""
-        known = {name: told[name] for name in ("name", *options()) if name in told}
-        return cls(**{**known, "ask": tuple(told["ask"]), "concurrency": tuple(told["concurrency"])})
 
     @property
     def work(self) -> str:

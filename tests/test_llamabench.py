@@ -27,7 +27,9 @@ def test_each_test_is_a_level_by_llama_benchs_own_name() -> None:
     assert [str(point.level) for point in found.points] == ["pp64", "tg16", "pp64 @ d256", "tg16 @ d256"]
     assert found.points[0].values("computed_prefill_throughput_per_user") == pytest.approx((45.0975, 17.8772, 28.0194), rel=1e-5)
     assert found.points[3].values("output_token_throughput_per_user") == pytest.approx((2.37003, 1.5882, 1.31756), rel=1e-5)
-    assert found.points[0].metrics["computed_prefill_throughput_per_user"]["avg"] == pytest.approx(30.331399, rel=1e-5)  # its avg_ts
+    assert found.points[0].metrics["computed_prefill_throughput_per_user"]["avg"] == pytest.approx(
+        30.331399, rel=1e-5
+    )  # its avg_ts
     assert set(found.points[1].metrics) == {"output_token_throughput_per_user"}
     assert [point.counts.ok for point in found.points] == [3, 3, 3, 3]
     assert [each.number for each in found.points[0].repetitions] == [0, 1, 2]

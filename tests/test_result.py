@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,9 @@ def test_figures_have_the_fields_that_aiperf_writes() -> None:
         ("{", "is no result: "),
         ('{"schema": "llmctl-bench/9"}', "has the schema 'llmctl-bench/9', this llmctl reads llmctl-bench/1"),
         ("[]", "has the schema None"),
-        ('{"schema": "llmctl-bench/1", "manifest": {}}', "is a damaged result"),
+        ('{"schema": "llmctl-bench/1", "manifest": {}}', "is a damaged result: manifest.created_at: Field required"),
+        ('{"schema": NaN}', "is no result: NaN is no number"),
+        ("[" * 100_000, "is no result: "),
     ],
 )
 def test_a_file_that_is_no_result_is_said_so(tmp_path: Path, text: str | None, said: str) -> None:
@@ -82,6 +85,34 @@ def test_a_file_that_is_no_result_is_said_so(tmp_path: Path, text: str | None, s
     assert said in caught.value.message
     assert caught.value.exit is Exit.USAGE
     assert caught.value.hint
+
+
+def test_a_result_that_was_tampered_with_is_said_to_be_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    whole = made(result.point("tiny", Level(users=2), [sample()], {}, began_s={0: 0.0}, gauges={})).as_dict()
+    for where, value, said in (
+        (("points", 0, "repetitions", 0, "values", "request_latency"), "fast", "points.0.repetitions.0.values.request_latency: "),
+        (("points", 0, "level", "users"), [], "points.0.level.users: "),
+        (("manifest", "workload", "prompt"), "many", "should be a number of tokens"),
+        (("manifest", "subjects"), None, "manifest.subjects: "),
+    ):
+        told = json.loads(json.dumps(whole))
+        *inner, last = where
+        at = told
+        for step in inner:
+            at = at[step]
+        at[last] = value
+        path.write_text(json.dumps(told))
+        with pytest.raises(Error) as caught:
+            result.read(path)
+        assert "is a damaged result: " in caught.value.message
+        assert said in caught.value.message
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.json")
+    with pytest.raises(Error, match="run.json is no file"):
+        result.read(tmp_path / "run.json")
 
 
 def test_a_place_that_cant_be_written_is_said_so(tmp_path: Path) -> None:

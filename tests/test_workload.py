@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import workload
-from bench.workload import Span, Workload
+from bench.workload import Span
 from supervisor.errors import Error, Exit
 
 
@@ -39,7 +39,6 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
     assert found.answer_span == Span(32, 32)
     assert found.users == (1, 8)
     assert found.limits == {"ttft_ms": 500.0}
-    assert Workload.of(found.as_dict()) == found
 
 
 @pytest.mark.parametrize(

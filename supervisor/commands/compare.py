@@ -86,11 +86,8 @@ def _read(place: str) -> tuple[Result, str, str]:
         name, _, subject = place.partition("#")
     path = _find(name)
     file = path.name if path.parent == paths.home().bench else str(path)
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return result.read(path), file, subject  # it says what is wrong
-    return (llamabench.read(text, file) if llamabench.told_in(text) else result.read(path)), file, subject
+    text = result.contents(path)
+    return (llamabench.read if llamabench.told_in(text) else result.parse)(text, file), file, subject
 
 
 def _find(name: str) -> Path:
