@@ -1,7 +1,8 @@
-"""A run's result: what was measured, and of what. One JSON file, and beside it one line of JSON a request.
+"""A run's result: what was measured, and of what. One JSON file, and two beside it.
 
     NAME.json            {"schema": "llmctl-bench/1", "manifest": {…}, "points": [{target, level, counts, metrics, repetitions, flags}]}
     NAME.requests.jsonl  a Sample a line
+    NAME.html            both as a page with pictures (``page``)
 
 A result names all that decides about its numbers: model and its sha256, engine, command line, machine, driver, clocks, workload, seed. It
 is written whole or not at all.
@@ -25,6 +26,7 @@ from supervisor.errors import Error, Exit
 
 SCHEMA: Final = "llmctl-bench/1"
 REQUESTS: Final = ".requests.jsonl"
+PAGE: Final = ".html"
 MEASURE: Final = "llmctl bench tiny --out run.json"
 
 
@@ -202,17 +204,23 @@ def point(
     return Point(target=target, level=level, counts=figures.count(counted), metrics=metrics, repetitions=tuple(repetitions))
 
 
-def write(result: Result, samples: Iterable[Sample], path: Path) -> None:
-    """Write both files: the requests first, so that a result that is there is whole.
+def write(result: Result, samples: Iterable[Sample], page: str, path: Path) -> None:
+    """Write its three files: the result last, so that one that is there is whole.
 
     Raises :class:`Error` (exit code 2) where they can't be written.
     """
-    lines = "".join(json.dumps(each.as_dict(), separators=(",", ":")) + "\n" for each in samples)
+    texts = {
+        path.with_name(path.stem + REQUESTS): "".join(
+            json.dumps(each.as_dict(), separators=(",", ":")) + "\n" for each in samples
+        ),
+        path.with_name(path.stem + PAGE): page,
+        path: json.dumps(result.as_dict(), indent=1) + "\n",
+    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for place, text in ((path.with_name(path.stem + REQUESTS), lines), (path, json.dumps(result.as_dict(), indent=1) + "\n")):
+        for place, text in texts.items():
             fresh = place.with_name(f".{place.name}.{os.getpid()}")
-            fresh.write_text(text)
+            fresh.write_text(text, encoding="utf-8")
             fresh.replace(place)
     except OSError as exc:
         raise Error(f"{path} can't be written: {exc.strerror or exc}", exit=Exit.USAGE, hint="--out FILE, elsewhere") from exc

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -122,6 +124,7 @@ def measure(order: Measurement, out: Path | None, *, as_json: bool) -> Result:
     from bench import page, result, show, workload
     from bench.run import Run
 
+    path = out or _path(order)
     names = " and ".join(target.name for target in order.targets)
     render.say(f"{names} by {workload.told(order.workload)}; {order.requests()} requests")
     stopped = False
@@ -133,22 +136,39 @@ def measure(order: Measurement, out: Path | None, *, as_json: bool) -> Result:
             stopped = True
     found, samples = measuring.result(), measuring.samples
     if not samples:
+        render.say("it was ended before anything was measured whole")
         raise click.exceptions.Exit(CTRL_C)
-    path = out or _path(order, found)
-    result.write(found, samples, path)
-    html = path.with_suffix(".html")
-    html.write_text(page.render(found, samples), encoding="utf-8")
-    if as_json:
-        render.as_json({"file": str(path), **found.as_dict()})
-    else:
-        show.result(found, path)
+    try:
+        result.write(found, samples, page.render(found, samples), path)
+    finally:  # what took so long is at least shown
+        if as_json:
+            render.as_json({"file": str(path), **found.as_dict()})
+        else:
+            show.result(found, path)
     if stopped:
         render.say("it was ended before its end: what is here was measured whole")
         raise click.exceptions.Exit(CTRL_C)
     return found
 
 
-def _path(order: Measurement, found: Result) -> Path:
-    stamp = f"{datetime.fromtimestamp(found.manifest.created_at):%Y-%m-%dT%H-%M-%S}"
+def check_place(out: Path | None, suffix: str) -> None:
+    """Raise :class:`Error` (exit code 2) for a file that can't be made there, before anything takes its time."""
+    if out is None:
+        return
+    folder = out.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    hint = f"--out run{suffix}"
+    if not out.name.endswith(suffix):
+        raise Error(f"--out is {out}, but should end in {suffix}", exit=Exit.USAGE, hint=hint)
+    if os.path.lexists(out):
+        raise Error(f"--out is {out}, which is there already", exit=Exit.USAGE, hint=f"{hint}, or remove it")
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise Error(f"--out is {out}, but nothing can be written in {folder}", exit=Exit.USAGE, hint=hint)
+
+
+def _path(order: Measurement) -> Path:
+    stamp = f"{datetime.now():%Y-%m-%dT%H-%M-%S}"
     plain = re.sub(r"[^\w.-]+", "-", f"{stamp}-{order.targets[0].name}-{order.workload.name}")
-    return paths.home().bench / f"{plain}.json"
+    numbered = (f"{plain}{f'-{number}' if number else ''}.json" for number in itertools.count())
+    return next(path for name in numbered if not (path := paths.home().bench / name).exists())

@@ -138,6 +138,8 @@ def test_a_running_llmctl_is_not_measured_as_what_it_is_not(fake_box: Boxes) -> 
         (("record", "--since", "soon"), "--since is 'soon', but should be a time, or so long ago"),
         (("record", "--texts", "--since", "1h"), "--since and --until are of the past"),
         (("record",), "nothing was answered in that time"),
+        (("tiny", "--out", "run.html"), "--out is run.html, but should end in .json"),
+        (("tiny", "--out", "/proc/1/run.json"), "but nothing can be written in /proc/1"),
     ],
 )
 def test_wrong_words_have_a_sentence_and_a_way_out(fake_box: Boxes, words: tuple[str, ...], said: str) -> None:

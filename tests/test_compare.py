@@ -337,9 +337,9 @@ def test_the_command_finds_results_by_name_and_shows_all_of_it(
     llmctl: Llmctl, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "data" / "bench"
-    result.write(A, [], folder / "before.json")
+    result.write(A, [], "", folder / "before.json")
     slower = run(point(noisy(1.1, 2), flags=("rep_drift: it drifts",)), created_at=90.0, seed=7)
-    result.write(slower, [], tmp_path / "after.json")
+    result.write(slower, [], "", tmp_path / "after.json")
     assert llmctl("compare", "before", str(tmp_path / "after.json")) == 0
     shown = capsys.readouterr().out
     for word in (
@@ -364,7 +364,7 @@ def test_the_command_compares_the_subjects_of_a_run_and_answers_a_script(
     llmctl: Llmctl, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.json"
-    result.write(in_turns(factor=1.1, drift=0.2), [], path)
+    result.write(in_turns(factor=1.1, drift=0.2), [], "", path)
     assert llmctl("compare", str(path), "--json", "--confidence", "95") == 0
     (told,) = json.loads(capsys.readouterr().out)["comparisons"]
     assert (told["a"]["subject"], told["b"]["subject"], told["paired"], told["confidence"]) == ("old", "new", True, 0.95)

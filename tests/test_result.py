@@ -51,11 +51,11 @@ def test_a_result_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         ),
     )
     path = tmp_path / "new" / "run.json"
-    result.write(made(*points), samples, path)
+    result.write(made(*points), samples, "<page>", path)
     assert result.read(path) == made(*points)
     assert result.samples(path) == samples
     assert json.loads(path.read_text())["schema"] == "llmctl-bench/1"
-    assert sorted(each.name for each in path.parent.iterdir()) == ["run.json", "run.requests.jsonl"]
+    assert sorted(each.name for each in path.parent.iterdir()) == ["run.html", "run.json", "run.requests.jsonl"]
 
 
 def test_figures_have_the_fields_that_aiperf_writes() -> None:
@@ -111,14 +111,14 @@ def test_a_result_that_was_tampered_with_is_said_to_be_damaged(tmp_path: Path) -
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run.json")
-    with pytest.raises(Error, match="run.json is no file"):
+    with pytest.raises(Error, match=r"run\.json is no file"):
         result.read(tmp_path / "run.json")
 
 
 def test_a_place_that_cant_be_written_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Error, match="can't be written"):
-        result.write(made(), [], tmp_path / "file" / "run.json")
+        result.write(made(), [], "", tmp_path / "file" / "run.json")
 
 
 def test_a_sample_is_a_line_and_one_of_a_later_llmctl_is_read_too() -> None:

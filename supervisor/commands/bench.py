@@ -153,6 +153,7 @@ def run(
         **{name: options[name] for name in ("repetitions", "requests", "prompt", "answer", "shared")},
         **limits,
     )
+    measuring.check_place(out, ".json")
     if rates and concurrency:
         raise click.UsageError("--rate and --concurrency are two ways to ask: one of them")
     levels = _levels(chosen, rates, arrivals)
@@ -210,6 +211,7 @@ def record(since: str, until: str | None, preset: str, texts: bool, for_s: int, 
     from bench import tap, trace
 
     home = paths.home()
+    measuring.check_place(out, ".jsonl")
     if texts:
         if until is not None or click.get_current_context().get_parameter_source("since") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--since and --until are of the past, and --texts is kept from now on")
@@ -289,6 +291,7 @@ def replay(
     from bench.ask import Level
     from bench.run import Order as Measurement
 
+    measuring.check_place(out, ".json")
     found = trace.read(file)
     if name is None and not urls and rundir.read(paths.home().run) is None and len(found.presets) == 1:
         (name,) = found.presets
